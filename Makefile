@@ -1,0 +1,49 @@
+# SparkCache for vLLM. `make help` lists the targets; every target sets up what it needs.
+#
+# .venv    the tools' environment (build, verify, lint, unit tests), from requirements/tools.lock
+# .engine  engine environments with a real vLLM on the CPU, made by the targets that run one
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+TARGET ?= v0.28.0
+BASE ?= auto
+PYTHON ?= python3
+
+VENV := .venv
+PY := $(VENV)/bin/python
+TOOLS := $(VENV)/.made-from-lock
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(TOOLS): requirements/tools.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=…")'
+	@echo "tools: making $(VENV) from requirements/tools.lock"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.lock \
+	  || { echo "tools: a package of requirements/tools.lock could not be installed; the message above says which. Check the network or pip's index configuration, then run make again." >&2; exit 1; }
+	@touch $@
+
+.PHONY: tools
+tools: $(TOOLS) ## make the tools' environment
+
+.PHONY: lint
+lint: $(TOOLS) ## ruff and mypy, warnings are errors
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(PY) -m mypy
+	@echo "lint: ruff and mypy found nothing"
+
+.PHONY: test
+test: $(TOOLS) ## every suite in its CI form; SUITES="unit lint" runs some of them
+	@$(PY) -m tests.suites $(SUITES)
+
+.PHONY: clean
+clean: ## remove build products and environments (downloads stay in the user's cache)
+	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@echo "clean: done"
