@@ -34,7 +34,7 @@ from builder.wheel_version import (
     stamp_metadata,
     stamp_version_module,
 )
-from builder.wheel_write import ArchiveWriter
+from builder.wheel_write import ArchiveWriter, Sink
 
 
 class ChangeError(BuildError):
@@ -79,21 +79,19 @@ Change = Replace | Add | Remove
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """The result: its file name, size and SHA-256, and the members that the rule stamped.
+    """The result: its file name, and the members that the packaging rule stamped.
 
     ``stamped`` holds ``(path in the base, bytes before, bytes after)``.
     """
 
     filename: str
-    size: int
-    sha256: str
     stamped: tuple[tuple[str, bytes, bytes], ...]
 
 
 def repack(
     base: BinaryIO,
     filename: str,
-    sink: BinaryIO,
+    sink: Sink,
     *,
     version: str,
     changes: Mapping[str, Change],
@@ -148,7 +146,7 @@ def repack(
             written.append((target, rows[path]))
     writer.store(record, dump_record(written, record))
     writer.finish()
-    return Repacked(renamed.filename, writer.size, writer.sha256, tuple(stamped))
+    return Repacked(renamed.filename, tuple(stamped))
 
 
 def _record(

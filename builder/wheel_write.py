@@ -6,16 +6,15 @@ ZIP64's where a value needs it. New members are stored, not deflated: what a com
 of them depends on its version, what they are does not. Members of another archive are copied
 as they lie there, compressed, without a look inside.
 
-It only ever appends, so the output's SHA-256 is known when the last byte is written.
+It only ever appends, so its output can be digested on the way.
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from builder.wheel_read import STORED, Member
 
@@ -36,24 +35,24 @@ _DOS_DATE = (1 << 5) | 1  # 1980-01-01, the earliest that the format can say; th
 _CHUNK = 1 << 20
 
 
-class ArchiveWriter:
-    """Appends members to a new archive and knows its size and SHA-256 at the end."""
+class Sink(Protocol):
+    """Where bytes go, in order; a binary file is one."""
 
-    def __init__(self, sink: BinaryIO) -> None:
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Take all of ``data``."""
+
+
+class ArchiveWriter:
+    """Appends members to a new archive.
+
+    ``prefix`` are bytes before the first member, such as the first line of a zip application.
+    """
+
+    def __init__(self, sink: Sink, *, prefix: bytes = b"") -> None:
         self._sink = sink
-        self._digest = hashlib.sha256()
         self._size = 0
         self._central: list[bytes] = []
-
-    @property
-    def size(self) -> int:
-        """How many bytes were written."""
-        return self._size
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of the bytes written."""
-        return self._digest.hexdigest()
+        self._write(prefix)
 
     def store(self, path: str, data: bytes, *, executable: bool = False) -> None:
         """Add a new member, uncompressed."""
@@ -141,7 +140,6 @@ class ArchiveWriter:
 
     def _write(self, data: bytes | memoryview) -> None:
         self._sink.write(data)
-        self._digest.update(data)
         self._size += len(data)
 
 
