@@ -91,10 +91,11 @@ class Config:
         max_delayed_stores: publications whose blocks may be held at the same time.
         max_pending_publications: publication attempts that may wait for proof.
         publication_max_age_seconds: an attempt without proof for so long is dropped.
-        cuda_restore: pages are placed by the native library.
-        cuda_placement_library: absolute path of that library.
-        cuda_placement_library_sha256: SHA-256 that the opened file must have.
-        cuda_placement_arena_bytes: size of each of its two staging arenas.
+        cuda_restore: ``auto`` places pages by the native library where it can serve, ``on``
+            refuses startup where it cannot, ``off`` places them by torch.
+        cuda_placement_library: absolute path of another library than the packaged one.
+        cuda_placement_library_sha256: SHA-256 that this other library must have.
+        cuda_placement_arena_bytes: size of a staging arena; 0 fits it to the pages.
         cuda_restore_io_workers: threads that read and authenticate pages of one root.
     """
 
@@ -126,9 +127,9 @@ class Config:
     max_delayed_stores: int = _option(16, values.integer(1, 65_536))
     max_pending_publications: int = _option(1_024, values.integer(1, 1 << 20))
     publication_max_age_seconds: int = _option(600, values.integer(1, 86_400))
-    cuda_restore: bool = _option(
-        False,
-        values.boolean,
+    cuda_restore: str = _option(
+        "auto",
+        values.auto_or_switch,
         legacy_key="native_restore",
         legacy_environment=("SPARK_CONTEXT_CACHE_NATIVE_RESTORE",),
     )
@@ -145,8 +146,8 @@ class Config:
         legacy_environment=("SPARK_CONTEXT_CACHE_NATIVE_LIBRARY_SHA256",),
     )
     cuda_placement_arena_bytes: int = _option(
-        64 * MIB,
-        values.one_of_integers(64 * MIB, 128 * MIB, 256 * MIB),
+        0,
+        values.one_of_integers(0, 64 * MIB, 128 * MIB, 256 * MIB),
         legacy_key="native_arena_bytes",
         legacy_environment=("SPARK_CONTEXT_CACHE_NATIVE_ARENA_BYTES",),
     )
@@ -173,8 +174,8 @@ class Config:
 
     @property
     def cuda_restore_enabled(self) -> bool:
-        """The public SparkCache's Python name of ``cuda_restore``."""
-        return self.cuda_restore
+        """The public SparkCache's Python name: whether the native library is not ruled out."""
+        return self.cuda_restore != "off"
 
     @property
     def cuda_placement_library_path(self) -> str:
@@ -183,8 +184,8 @@ class Config:
 
     @property
     def native_restore_enabled(self) -> bool:
-        """Legacy Python name of ``cuda_restore``."""
-        return self.cuda_restore
+        """Legacy Python name of ``cuda_restore_enabled``."""
+        return self.cuda_restore_enabled
 
     @property
     def native_library_path(self) -> str:
@@ -406,12 +407,10 @@ def _refuse_contradictions(config: Config) -> None:
             found=str(config.max_span_tokens),
             next_step="raise it, or write 0 for the model's own limit",
         )
-    if config.cuda_restore:
-        for name in ("cuda_placement_library", "cuda_placement_library_sha256"):
-            if not getattr(config, name):
-                raise ConfigError(
-                    KEY_PREFIX + name,
-                    expected="a value, because spark_cache_cuda_restore is on",
-                    found="none",
-                    next_step="give both, or turn spark_cache_cuda_restore off",
-                )
+    if bool(config.cuda_placement_library) != bool(config.cuda_placement_library_sha256):
+        raise ConfigError(
+            "spark_cache_cuda_placement_library and spark_cache_cuda_placement_library_sha256",
+            expected="both or neither",
+            found="one of them",
+            next_step="give the library together with its SHA-256",
+        )

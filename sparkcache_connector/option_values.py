@@ -39,6 +39,16 @@ def boolean(raw: object) -> bool:
     raise RefusedValueError("true or false (also yes/no, on/off, 1/0)")
 
 
+def auto_or_switch(raw: object) -> str:
+    """``auto``, or a boolean in any of its spellings as ``on`` or ``off``."""
+    if isinstance(raw, str) and raw.strip().casefold() == "auto":
+        return "auto"
+    try:
+        return "on" if boolean(raw) else "off"
+    except RefusedValueError:
+        raise RefusedValueError("auto, or true or false (also yes/no, on/off, 1/0)") from None
+
+
 def integer(low: int, high: int) -> Callable[[object], int]:
     """Whole numbers from ``low`` to ``high``, as JSON numbers or decimal text."""
 

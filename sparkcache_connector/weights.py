@@ -3,27 +3,23 @@
 A checkpoint is named by the digests of the files its loader may read, whatever the directory
 is called: another fine-tune at the same path is another identity. Reading runs at memory or
 disk speed with BLAKE3 over all cores; the memo makes it happen once per file.
-
-The memo is as trustworthy as the cache root that holds it (mode 0700, one owner). An entry
-counts only while device, inode, size, mtime and ctime in nanoseconds are those that were
-seen both before and after reading. A file that changed less than two seconds before it was
-read is not remembered: a second change could hide within the clock's granularity.
+A file that changes while it is read has no digest; see :mod:`.file_memo` for what counts as
+the same file.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from blake3 import blake3
 
 from sparkcache_connector.errors import IdentityError
+from sparkcache_connector.file_memo import DigestMemo, FileIdentity
 
 WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz"})
 # Read beside weights and able to change what they compute: scales, configurations, code.
@@ -43,82 +39,7 @@ DIGESTIBLE_LOAD_FORMATS: Final = frozenset(
     }
 )
 _CHECKPOINT_CONTEXT: Final = "sparkcache 2026-11 checkpoint v1"
-_MEMO_SCHEMA: Final = "sparkcache-weight-memo/v1"
-_MEMO_LIMIT_BYTES: Final = 16 << 20
-_SETTLED_NS: Final = 2_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
-    """What the kernel says about a file that any change of its bytes also changes."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileIdentity:
-        """Take the five values from a ``stat`` result."""
-        return cls(
-            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        )
-
-    def key(self) -> str:
-        """One line of text, as memos store it."""
-        return f"{self.device}:{self.inode}:{self.size}:{self.mtime_ns}:{self.ctime_ns}"
-
-
-class DigestMemo:
-    """File identity to digest, in one file of its own; damaged or foreign content is empty."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._entries = self._load()
-        self._dirty = False
-
-    def get(self, identity: FileIdentity) -> str | None:
-        """The remembered digest, if this very file was digested before."""
-        return self._entries.get(identity.key())
-
-    def put(self, identity: FileIdentity, digest: str) -> None:
-        """Remember a digest until :meth:`save` writes it."""
-        self._entries[identity.key()] = digest
-        self._dirty = True
-
-    def save(self) -> None:
-        """Write the memo with one rename. Losing it costs time only, so failures are silent."""
-        if not self._dirty:
-            return
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        body = json.dumps({"schema": _MEMO_SCHEMA, "files": self._entries}, sort_keys=True)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123
-                file.write(body)
-            temporary.replace(self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            return
-        self._dirty = False
-
-    def _load(self) -> dict[str, str]:
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:  # noqa: PTH123
-                status = os.fstat(file.fileno())
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                    return {}
-                document: Any = json.loads(file.read(_MEMO_LIMIT_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        if not isinstance(document, dict) or document.get("schema") != _MEMO_SCHEMA:
-            return {}
-        files = document.get("files")
-        if not isinstance(files, dict):
-            return {}
-        return {k: v for k, v in files.items() if isinstance(v, str) and _is_digest(v)}
+MEMO_ALGORITHM: Final = "blake3"
 
 
 def digest_file(path: Path, memo: DigestMemo, *, clock_ns: Callable[[], int] = time.time_ns) -> str:
@@ -146,7 +67,7 @@ def digest_file(path: Path, memo: DigestMemo, *, clock_ns: Callable[[], int] = t
     if before != after:
         raise _unreadable(path, "a file that changed while it was read")
     digest: str = hasher.hexdigest()
-    if started - max(before.mtime_ns, before.ctime_ns) >= _SETTLED_NS:
+    if before.settled_at(started):
         memo.put(before, digest)
     return digest
 
@@ -184,10 +105,6 @@ def _files(path: Path) -> Iterator[Path]:
                 yield entry
     except OSError as error:
         raise _unreadable(path, error.strerror or type(error).__name__) from error
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
 
 
 def _unreadable(path: Path, found: str) -> IdentityError:

@@ -117,7 +117,7 @@ COMPLETE = {
 
 @pytest.mark.parametrize(("legacy", "canonical", "value", "other"), LEGACY)
 def test_legacy_key_means_the_canonical_option(legacy, canonical, value, other):
-    complete = {k: v for k, v in COMPLETE.items() if k != canonical}
+    complete = {k: v for k, v in COMPLETE.items() if k != canonical and "library" in canonical}
     alone = resolve({**complete, legacy: value}, {})
     same = resolve({**complete, canonical: value}, {})
     assert alone.config == same.config
@@ -144,7 +144,7 @@ def test_different_legacy_and_canonical_values_refuse_startup_naming_both(
 
 def test_values_are_compared_after_parsing():
     both = {"spark_cache_native_restore": "off", "spark_cache_cuda_restore": False}
-    assert not resolve(both, {}).config.cuda_restore
+    assert resolve(both, {}).config.cuda_restore == "off"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_values_are_compared_after_parsing():
         ("SPARK_CONTEXT_CACHE_STORE", "no", "store", False),
         ("SPARK_CONTEXT_CACHE_CUDA_RESTORE_IO_WORKERS", "5", "cuda_restore_io_workers", 5),
         ("SPARK_CONTEXT_CACHE_NATIVE_IO_WORKERS", "5", "cuda_restore_io_workers", 5),
-        ("SPARK_CONTEXT_CACHE_NATIVE_LIBRARY", "/l.so", "cuda_placement_library", "/l.so"),
+        ("SPARK_CONTEXT_CACHE_KEY_FILE", "/k", "key_file", "/k"),
     ],
 )
 def test_legacy_environment(variable, value, option, parsed):
@@ -210,11 +210,24 @@ def test_python_names_of_the_public_sparkcache_still_work():
     assert config.native_io_workers == 4
 
 
-def test_cuda_restore_without_library_or_digest_is_refused():
-    with pytest.raises(ConfigError, match="spark_cache_cuda_placement_library: "):
-        resolve({"spark_cache_cuda_restore": 1}, {})
-    with pytest.raises(ConfigError, match="spark_cache_cuda_placement_library_sha256: "):
-        resolve({"spark_cache_cuda_restore": 1, "spark_cache_cuda_placement_library": "/a"}, {})
+@pytest.mark.parametrize("key", sorted(COMPLETE))
+def test_library_without_digest_and_digest_without_library_are_refused(key):
+    with pytest.raises(ConfigError, match="expected both or neither, found one of them"):
+        resolve({key: COMPLETE[key]}, {})
+
+
+@pytest.mark.parametrize(
+    ("spelling", "parsed"), [("Auto", "auto"), (True, "on"), ("1", "on"), (0, "off"), ("no", "off")]
+)
+def test_cuda_restore_is_automatic_or_a_switch(spelling, parsed):
+    config = resolve({"spark_cache_cuda_restore": spelling}, {}).config
+    assert config.cuda_restore == parsed
+    assert config.native_restore_enabled == (parsed != "off")
+
+
+def test_cuda_restore_that_is_neither_is_refused():
+    with pytest.raises(ConfigError, match="expected auto, or true or false"):
+        resolve({"spark_cache_cuda_restore": "maybe"}, {})
 
 
 @pytest.mark.parametrize("path", ["relative", "./x", "/a/../b", "~/cache", "/a\0b", 7])

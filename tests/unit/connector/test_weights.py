@@ -6,7 +6,8 @@ import pytest
 from blake3 import blake3
 
 from sparkcache_connector.errors import IdentityError
-from sparkcache_connector.weights import DigestMemo, FileIdentity, digest_checkpoint, digest_file
+from sparkcache_connector.file_memo import DigestMemo, FileIdentity
+from sparkcache_connector.weights import digest_checkpoint, digest_file
 
 
 def later():
@@ -26,7 +27,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def memo(tmp_path):
-    return DigestMemo(tmp_path / "memo.json")
+    return DigestMemo(tmp_path / "memo.json", "blake3")
 
 
 def name(checkpoint, memo):
@@ -84,7 +85,7 @@ def test_remembered_file_is_not_read_again(tmp_path, memo, monkeypatch):
     file.write_bytes(b"x" * 100)
     digest = digest_file(file, memo, clock_ns=later)
     memo.save()
-    again = DigestMemo(tmp_path / "memo.json")
+    again = DigestMemo(tmp_path / "memo.json", "blake3")
     monkeypatch.setattr("sparkcache_connector.weights.blake3", None)
     assert digest_file(file, again, clock_ns=later) == digest
 
@@ -115,8 +116,9 @@ def test_file_that_changes_while_it_is_read_is_refused(tmp_path, memo):
         "",
         "[]",
         "{",
-        '{"schema":"sparkcache-weight-memo/v2","files":{}}',
-        '{"schema":"sparkcache-weight-memo/v1","files":[]}',
+        '{"schema":"sparkcache-file-memo/v2","files":{}}',
+        '{"schema":"sparkcache-file-memo/v1","algorithm":"blake3","files":[]}',
+        '{"schema":"sparkcache-file-memo/v1","algorithm":"sha256","files":{}}',
         "[" * 100_000,
         "\xff",
     ],
@@ -127,10 +129,10 @@ def test_damaged_or_newer_memo_is_empty_and_is_replaced(tmp_path, content):
     path.chmod(0o600)
     file = tmp_path / "w.bin"
     file.write_bytes(b"x")
-    memo = DigestMemo(path)
+    memo = DigestMemo(path, "blake3")
     digest = digest_file(file, memo, clock_ns=later)
     memo.save()
-    assert DigestMemo(path).get(FileIdentity.of(file.stat())) == digest
+    assert DigestMemo(path, "blake3").get(FileIdentity.of(file.stat())) == digest
 
 
 def test_memo_that_others_may_write_is_not_believed(tmp_path):
@@ -138,20 +140,20 @@ def test_memo_that_others_may_write_is_not_believed(tmp_path):
     file.write_bytes(b"x")
     path = tmp_path / "memo.json"
     key = FileIdentity.of(file.stat()).key()
-    planted = {"schema": "sparkcache-weight-memo/v1", "files": {key: "0" * 64}}
+    planted = {"schema": "sparkcache-file-memo/v1", "algorithm": "blake3", "files": {key: "0" * 64}}
     path.write_text(json.dumps(planted))
     path.chmod(0o622)
-    assert digest_file(file, DigestMemo(path)) == blake3(b"x").hexdigest()
+    assert digest_file(file, DigestMemo(path, "blake3")) == blake3(b"x").hexdigest()
     path.chmod(0o600)
-    assert digest_file(file, DigestMemo(path)) == "0" * 64
+    assert digest_file(file, DigestMemo(path, "blake3")) == "0" * 64
 
 
 def test_memo_is_private_and_a_failed_save_is_harmless(tmp_path):
-    memo = DigestMemo(tmp_path / "memo.json")
+    memo = DigestMemo(tmp_path / "memo.json", "blake3")
     memo.put(FileIdentity(1, 2, 3, 4, 5), "0" * 64)
     memo.save()
     assert (tmp_path / "memo.json").stat().st_mode & 0o777 == 0o600
-    lost = DigestMemo(tmp_path / "no" / "memo.json")
+    lost = DigestMemo(tmp_path / "no" / "memo.json", "blake3")
     lost.put(FileIdentity(1, 2, 3, 4, 5), "0" * 64)
     lost.save()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["memo.json"]
