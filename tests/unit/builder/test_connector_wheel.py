@@ -15,6 +15,7 @@ from installer.sources import WheelFile
 from builder.connector_wheel import ConnectorError, ConnectorWheel, connector_wheel, read_source
 
 ROOT = Path(__file__).resolve().parents[3]
+PIP_INSTALL = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index"]
 CONTRACT = "sparkcache_connector/contracts/v0.28.0.json"
 
 
@@ -99,8 +100,7 @@ def test_installed_files_are_the_source(tmp_path: Path) -> None:
     path.write_bytes(written(wheel))
     target = tmp_path / "site"
     subprocess.run(
-        f"{sys.executable} -m pip install --quiet --no-deps --no-compile --no-index".split()
-        + ["--target", str(target), str(path)],
+        [*PIP_INSTALL, "--target", str(target), str(path)],
         check=True,
     )
     source = read_source(tmp_path)
