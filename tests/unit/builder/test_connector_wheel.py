@@ -15,7 +15,7 @@ from installer.sources import WheelFile
 from builder.connector_wheel import ConnectorError, ConnectorWheel, connector_wheel, read_source
 
 ROOT = Path(__file__).resolve().parents[3]
-PIP_INSTALL = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index"]
+PIP_INSTALL = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
 CONTRACT = "sparkcache_connector/contracts/v0.28.0.json"
 
 
