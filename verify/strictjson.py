@@ -169,8 +169,12 @@ class Record:
             found.append(value)
         return found
 
-    def keys(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str]:
         """The object's keys, for maps whose keys are data; take each to read it."""
+        return iter(self._value)
+
+    def keys(self) -> Iterator[str]:
+        """The same keys, by the name that mappings give them."""
         return iter(self._value)
 
     def done(self) -> None:
@@ -221,7 +225,9 @@ def _kind(value: Json) -> str:
         return f"text {value[:40]!r}"
     if isinstance(value, int):
         return f"the number {value}" if abs(value) < 1 << 64 else "a huge number"
-    return "an object" if isinstance(value, Mapping) else "a list"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
 
 
 def _first_difference(left: bytes, right: bytes) -> int:

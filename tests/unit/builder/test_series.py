@@ -70,7 +70,7 @@ def test_a_malformed_series_file_is_refused(text, match):
 
 
 def test_no_series_file_is_named(tmp_path):
-    with pytest.raises(SeriesError, match="series .*expected a readable file"):
+    with pytest.raises(SeriesError, match=r"series .*expected a readable file"):
         Series.read(tmp_path, BASE)
 
 

@@ -1,0 +1,85 @@
+"""Generate pins.json, contract.json and the manifests of a target.
+
+Run it after any change of patches, modules or target.yaml, and commit what it writes.
+--check generates them in memory and compares: exit code 1 names every file that is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from builder.acquire import Acquirer
+from builder.console import Console
+from builder.inputs import add_target_arguments, obtain, pinned_digests
+from builder.pin import Inputs, make_pins
+from builder.target import Layout
+
+NAME = "pin"
+HELP = "generate pins, contract and manifests, or check them"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_target_arguments(parser)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument(
+        "--files",
+        type=Path,
+        metavar="DIR",
+        help="take the sdist and wheels from this folder where it has them",
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Generate and write, or compare."""
+    layout = Layout.open(args.checkout, args.target)
+    target = layout.read_target()
+    pinned = pinned_digests(layout)
+    acquirer = Acquirer(console, offline=args.offline)
+
+    def given(filename: str) -> Path | None:
+        path = args.files / filename if args.files is not None else None
+        return path if path is not None and path.is_file() else None
+
+    files = [target.sdist, *(base.file for base in target.bases.values())]
+    got = [
+        obtain(file, pinned.get(file.filename), acquirer, given(file.filename)) for file in files
+    ]
+    inputs = Inputs(got[0], dict(zip(target.bases, got[1:], strict=True)))
+    generated = make_pins(layout, inputs, console.say)
+    stale = [
+        name
+        for name, data in sorted(generated.items())
+        if not (layout.folder / name).is_file() or (layout.folder / name).read_bytes() != data
+    ]
+    known = {layout.folder / name for name in generated}
+    orphans = sorted(set((layout.folder / "bases").glob("*.manifest")) - known)
+    if args.check:
+        for path in [*(layout.folder / name for name in stale), *orphans]:
+            print(f"stale: {path.relative_to(layout.checkout)}")
+        if stale or orphans:
+            console.say("builder pin: run `python -m builder pin` and commit what it changes")
+            return 1
+        console.say(f"builder pin: {len(generated)} files of {target.name} are as generated")
+        return 0
+    for name in stale:
+        _write(layout.folder / name, generated[name])
+        print(f"wrote {(layout.folder / name).relative_to(layout.checkout)}")
+    for path in orphans:
+        path.unlink()
+        print(f"removed {path.relative_to(layout.checkout)}")
+    console.say(f"builder pin: {target.name}: {len(stale)} of {len(generated)} files changed")
+    return 0
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file whole: a reader sees the old bytes or the new ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
