@@ -10,6 +10,7 @@ ours. The source is bound to the wheel by its git tree id and by the deployable-
 from __future__ import annotations
 
 import hashlib
+import re
 import stat
 import tempfile
 import zipfile
@@ -27,6 +28,8 @@ from verify.gitobj import EXECUTABLE, File, blob_id, tree_id
 from verify.manifest import is_deployable, mode_of, path_problem, source_sha256
 
 PACKAGE = "sparkcache_connector"
+_INIT = f"{PACKAGE}/__init__.py"
+_VERSION = re.compile(rb'^__version__ = "([0-9A-Za-z.+]+)"$', re.MULTILINE)
 _METADATA_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 _WHEEL = """\
 Wheel-Version: 1.0
@@ -61,6 +64,18 @@ class ConnectorSource:
     """The source of ``sparkcache_connector/``, by path relative to the checkout."""
 
     files: Mapping[str, SourceFile]
+
+    @property
+    def version(self) -> str:
+        """The version that the package tells.
+
+        Raises:
+            ConnectorError: when it does not tell one.
+        """
+        match = _VERSION.search(self.files[_INIT].data)
+        if match is None:
+            raise ConnectorError(_INIT, 'expected a line `__version__ = "…"`')
+        return match[1].decode("ascii")
 
     @property
     def git_tree(self) -> str:
@@ -118,8 +133,8 @@ def read_source(checkout: Path) -> ConnectorSource:
         if problem is not None:
             raise ConnectorError(path, problem)
         files[path] = SourceFile(mode_of(mode), file.read_bytes())
-    if f"{PACKAGE}/__init__.py" not in files:
-        raise ConnectorError(f"{PACKAGE}/__init__.py", "the file is missing")
+    if _INIT not in files:
+        raise ConnectorError(_INIT, "the file is missing")
     return ConnectorSource(files)
 
 

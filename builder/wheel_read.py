@@ -247,6 +247,8 @@ class _Reader:
 
     def _zip64(self, extra: bytes, path: str, short: tuple[int, ...]) -> tuple[int, ...]:
         """Return ``short`` with its saturated values taken from the ZIP64 extra field."""
+        if not extra and _LIMIT32 not in short:
+            return short
         wide = b""
         at = 0
         while at < len(extra):

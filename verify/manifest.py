@@ -17,6 +17,8 @@ FILE = "100644"
 EXECUTABLE = "100755"
 
 _LINE = re.compile(r"(?:(100644|100755) ([0-9a-f]{64})|- -) (.+)\Z", re.DOTALL)
+# control characters, and the lone surrogates that stand for bytes outside UTF-8
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def path_problem(path: str) -> str | None:
@@ -27,7 +29,7 @@ def path_problem(path: str) -> str | None:
         return "expected a relative path without empty, `.` or `..` parts"
     if "\\" in path:
         return "expected `/` between parts, found a backslash"
-    if any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) < 0xE000 for char in path):
+    if _UNUSABLE.search(path):
         return "found a control character or bytes that are not UTF-8"
     return None
 

@@ -1,0 +1,1 @@
+"""What performance claims are made of; each module is one measurement with its limit."""

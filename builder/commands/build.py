@@ -1,0 +1,78 @@
+"""Build the patched vLLM's bundle, let the judge decide, and publish it below dist/.
+
+The bundle is published only when the judge accepts it; a failed or interrupted build leaves
+an earlier bundle as it was. Prints one line per bundle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from builder.acquire import Acquirer
+from builder.build import SOURCES, CheckoutJudge, build, prepare, read_pins, write_judge
+from builder.console import Console
+from builder.inputs import add_target_arguments, base_of_this_machine
+from builder.target import Layout
+
+NAME = "build"
+HELP = "build, judge and publish a bundle"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_target_arguments(parser)
+    parser.add_argument(
+        "--base",
+        default="auto",
+        metavar="NAME",
+        help="a base of the target, all, or auto: the official wheel for this machine (default)",
+    )
+    parser.add_argument(
+        "--source",
+        choices=SOURCES,
+        default="wheel",
+        help="where the release's files are read from; both are proven to be the same "
+        "(default: wheel)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to publish (default: dist/ in the checkout)"
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Build the chosen bases one after the other."""
+    start = time.monotonic()
+    signal.signal(signal.SIGTERM, _terminate)
+    layout = Layout.open(args.checkout, args.target)
+    pinned = read_pins(layout)
+    base = base_of_this_machine() if args.base == "auto" else args.base
+    if base not in (*pinned.bases, "all"):
+        console.say(f"builder build: unknown base {base!r}; known: all, {', '.join(pinned.bases)}")
+        return 2
+    out: Path = args.out if args.out is not None else layout.checkout / "dist"
+    acquirer = Acquirer(console, offline=args.offline)
+    judge = CheckoutJudge(layout.checkout, layout.name)
+    size = 0
+    bases = list(pinned.bases) if base == "all" else [base]
+    for name in bases:
+        recipe = prepare(layout, pinned, name, args.source, acquirer)
+        packaged = build(recipe, out, judge, console)
+        size += packaged.size
+        console.say(f"{layout.name}/{name}: {packaged.wheel}")
+        console.say(f"{layout.name}/{name}: {packaged.connector}")
+    pyz = write_judge(layout, pinned, out)
+    console.say(f"{layout.name}: {pyz.name} judges without a checkout")
+    print(
+        f"build: vLLM {pinned.local_version} for {', '.join(bases)}: judged and published below "
+        f"{out / layout.name}, {size / 1e6:.1f} MB in {time.monotonic() - start:.1f} s"
+    )
+    return 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Leave like Ctrl-C, so that what was begun is removed."""
+    raise KeyboardInterrupt
