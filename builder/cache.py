@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +114,7 @@ class Cache:
         with _named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._whole.mkdir(parents=True, exist_ok=True)
+            # lock files stay: removing one would let two writers hold two locks of one name
             lock = (self._partial / f"{name}.lock").open("ab")
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -127,9 +128,6 @@ class Cache:
                 os.fsync(stream.fileno())
             partial.chmod(0o444)
             partial.replace(path)
-        # the lock file of a finished download is litter; another writer keeps its own handle
-        with suppress(OSError):
-            partial.with_name(partial.name + ".lock").unlink()
         return path
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from builder.console import Console
 from builder.errors import BuildError
 
 ATTEMPTS = 5
+BACKOFF_SECONDS = 0.5
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16  # what a broken connection loses at most
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -50,7 +51,6 @@ def fetch(
     console: Console,
     *,
     size: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Complete ``partial`` with the bytes at ``url``; ``size`` is their number, if known.
 
@@ -90,7 +90,7 @@ def fetch(
                     "to resume"
                 ) from error  # fmt: skip
             console.say(f"{label}: {error}; trying again")
-            sleep(0.5 * 2**failures)
+            time.sleep(BACKOFF_SECONDS * 2**failures)
 
 
 def _stream(
