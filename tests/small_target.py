@@ -179,7 +179,8 @@ def _diff(scratch: Path, path: str, before: bytes | None, after: bytes | None) -
     environment = {"PATH": os.environ["PATH"], "HOME": str(scratch), "GIT_CONFIG_NOSYSTEM": "1"}
 
     def git(*args: str, data: bytes | None = None) -> bytes:
-        command = ["git", "-c", "core.autocrlf=false", "-C", str(scratch), *args]
+        options = ["-c", "core.autocrlf=false", "-c", "core.quotePath=false", "-C", str(scratch)]
+        command = ["git", *options, *args]
         return subprocess.run(
             command, input=data, env=environment, capture_output=True, check=True
         ).stdout

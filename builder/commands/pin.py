@@ -7,10 +7,11 @@ Run it after any change of patches, modules or target.yaml, and commit what it w
 from __future__ import annotations
 
 import argparse
-import os
+from operator import methodcaller
 from pathlib import Path
 
 from builder.acquire import Acquirer
+from builder.bundle import write_file
 from builder.console import Console
 from builder.inputs import add_target_arguments, obtain, pinned_digests
 from builder.pin import Inputs, make_pins
@@ -65,21 +66,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.say(f"builder pin: {len(generated)} files of {target.name} are as generated")
         return 0
     for name in stale:
-        _write(layout.folder / name, generated[name])
+        write_file(layout.folder / name, methodcaller("write", generated[name]))
         print(f"wrote {(layout.folder / name).relative_to(layout.checkout)}")
     for path in orphans:
         path.unlink()
         print(f"removed {path.relative_to(layout.checkout)}")
     console.say(f"builder pin: {target.name}: {len(stale)} of {len(generated)} files changed")
     return 0
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file whole: a reader sees the old bytes or the new ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
