@@ -77,11 +77,12 @@ METRICS: Final[Mapping[str, Metric]] = {
             ("reason",),
         ),
         Metric(
-            "sparkcache_publication_bytes_total",
+            "sparkcache_publication_pages_total",
             Kind.COUNTER,
-            "Bytes of published pages: written, or referenced in a base root.",
+            "Pages of published roots: stored, or referenced in a base root.",
             ("kind",),
         ),
+        Metric("sparkcache_published_bytes_total", Kind.COUNTER, "Bytes allocated on disk."),
         Metric("sparkcache_publication_seconds_total", Kind.COUNTER, "Time spent publishing."),
         Metric(
             "sparkcache_withdrawals_total",

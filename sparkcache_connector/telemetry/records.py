@@ -62,8 +62,8 @@ class PublicationRecord:
         outcome: ``stored``, ``already_held``, ``skipped`` or ``failed``.
         reason: why not stored; empty otherwise.
         pages: pages of the root.
-        written_bytes: bytes of pages that were written.
-        referenced_bytes: bytes of pages that a base root already held.
+        referenced_pages: of these, pages that a base root already held.
+        written_bytes: bytes that the publication allocated on disk.
         queued_ms: from the step that named it to the first gathered byte.
         gather_ms: copying out of the engine's pages.
         store_ms: hashing, writing and syncing.
@@ -77,8 +77,8 @@ class PublicationRecord:
     outcome: str
     reason: str
     pages: int
+    referenced_pages: int
     written_bytes: int
-    referenced_bytes: int
     queued_ms: float
     gather_ms: float
     store_ms: float

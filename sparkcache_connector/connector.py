@@ -1,0 +1,495 @@
+"""The connector that vLLM loads: translates the engine's objects, decides nothing.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "SparkCacheConnector",
+      "kv_connector_module_path": "sparkcache_connector.connector",
+      "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
+
+The scheduler's side feeds :class:`.scheduler.coordinator.Coordinator`, a rank's side
+:class:`.worker.rank.Rank`. Loads are always asynchronous: a hybrid reads its state before a
+synchronous load would have arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from sparkcache_connector import config as configuration
+from sparkcache_connector.config import Config
+from sparkcache_connector.connector_stats import SparkCachePromMetrics, SparkCacheStats
+from sparkcache_connector.contract import MEMO_ALGORITHM as CONTRACT_MEMO
+from sparkcache_connector.contract import require, shipped_contract
+from sparkcache_connector.engine_identity import engine_identity
+from sparkcache_connector.file_memo import DigestMemo
+from sparkcache_connector.geometry import describe, group_shapes, token_dimension_of_backends
+from sparkcache_connector.messages import Orders, PublishOrder, RankReport
+from sparkcache_connector.pages import recurrent_groups
+from sparkcache_connector.request_content import content_of
+from sparkcache_connector.scheduler.coordinator import (
+    Coordinator,
+    ScheduledRequest,
+    StepInput,
+)
+from sparkcache_connector.scheduler.quorum import Report
+from sparkcache_connector.startup import EngineFacts, refuse_unsafe
+from sparkcache_connector.telemetry.metrics import Counts
+from sparkcache_connector.weights import MEMO_ALGORITHM as WEIGHT_MEMO
+from sparkcache_connector.worker.placement import Fence, PlacementOptions, open_placement
+from sparkcache_connector.worker.rank import Rank, open_store
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+    )
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+_log = logging.getLogger("vllm.sparkcache")
+
+
+@dataclass
+class StepOrders(KVConnectorMetadata):
+    """What a step tells the ranks, as the engine carries it."""
+
+    orders: Orders
+
+
+@dataclass
+class StepReports(KVConnectorWorkerMetadata):
+    """What ranks answer, as the engine carries it."""
+
+    reports: tuple[RankReport, ...]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Put the answers of several ranks together."""
+        assert isinstance(other, StepReports)
+        return StepReports(self.reports + other.reports)
+
+
+@dataclass
+class Introduction(KVConnectorHandshakeMetadata):
+    """A rank's whole inventory, exchanged before the first request."""
+
+    inventory: tuple[Report, ...]
+
+
+class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
+    """Persistent KV cache for attention-only and hybrid models."""
+
+    supports_recurrent_boundary_blocks = True
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        resolution = configuration.resolve(extra, os.environ)
+        configuration.warn_legacy(resolution)
+        self._config = resolution.config
+        self._counts = Counts()
+        self._shapes = group_shapes(kv_cache_config)
+        recurrent = bool(recurrent_groups(self._shapes))
+        refuse_unsafe(_facts(vllm_config, recurrent=recurrent))
+        self._root = _cache_root(self._config)
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._overlay = _check_contract(self._root, recurrent=recurrent)
+        self._side: _SchedulerSide | None = None
+        self._rank: Rank | None = None
+        self._inventory: tuple[Report, ...] = ()
+        self._invalid_blocks: set[int] = set()
+        if role == KVConnectorRole.SCHEDULER:
+            self._side = _SchedulerSide(vllm_config, kv_cache_config, self._config, self._counts)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Best effort: what is not stored is computed again."""
+        return False
+
+    # A rank's side
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Describe the engine's memory, name its identity, open the store."""
+        vllm_config = self._vllm_config
+        layers = vllm_config.compilation_config.static_forward_context
+        backends = {
+            name: layers[name].get_attn_backend()
+            for name in kv_caches
+            if hasattr(layers.get(name), "get_attn_backend")
+        }
+        cache_dtype = str(vllm_config.cache_config.cache_dtype)
+        geometry = describe(
+            self._kv_cache_config, kv_caches, token_dimension_of_backends(backends, cache_dtype)
+        )
+        rank = vllm_config.parallel_config.rank % vllm_config.parallel_config.tensor_parallel_size
+        identity = engine_identity(
+            vllm_config,
+            self._config,
+            groups=geometry.groups,
+            backends=backends,
+            kv_layout=_kv_layout(),
+            engine_version=vllm.__version__,
+            overlay=self._overlay,
+            rank=rank,
+            memo=DigestMemo(self._root / f"weights-{rank}.memo", WEIGHT_MEMO),
+        )
+        digest = identity.digest()
+        placement = open_placement(geometry.layout, _placement_options(self._config))
+        store = open_store(str(self._root / f"rank-{rank}"), digest, rank, self._config)
+        self._rank = Rank(store, placement, geometry, rank, self._config, self._counts)
+        self._inventory = self._rank.introduce()
+        _log.info(
+            "SparkCache rank %d: identity %s, %d roots held, %s placement, %d groups",
+            rank,
+            digest.hex()[:16],
+            0 if store is None else len(store.inventory()),
+            placement.name,
+            len(geometry.shapes),
+        )
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """The inventory that this rank starts with."""
+        return Introduction(self._inventory)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Start loads and publications that need nothing of this step's forward."""
+        self._worker.before_forward(self._orders, self._fence)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: nothing to wait for."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        **kwargs: Any,
+    ) -> None:
+        """Whole pages are captured after the forward, not layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """Start publications that this step's forward completed; waits for nothing."""
+        self._worker.after_forward(self._orders, self._fence)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Loads that ended; publications never hold a request."""
+        self._worker.cancel(finished_req_ids)
+        ended = self._worker.ended_loads()
+        self._invalid_blocks |= ended.invalid_blocks
+        return None, set(ended.requests) or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of failed loads, with the very step that reports their requests."""
+        invalid, self._invalid_blocks = self._invalid_blocks, set()
+        return invalid
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """What this rank has to say."""
+        report = self._worker.report()
+        return StepReports((report,)) if report.says_something else None
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """What this role counted since the last step."""
+        return SparkCacheStats.taken_from(self._counts)
+
+    def shutdown(self) -> None:
+        """Drain restores, finish publications, close the store."""
+        if self._rank is not None:
+            self._rank.close()
+
+    # The scheduler's side
+
+    def set_xfer_handshake_metadata(
+        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Learn what every rank holds before the first request."""
+        for rank, introduction in metadata.items():
+            if isinstance(introduction, Introduction):
+                self._scheduler.coordinator.absorb(RankReport(rank, introduction.inventory))
+        _log.info("SparkCache: %d roots on every rank", len(self._scheduler.coordinator.quorum))
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Know the pool whose blocks are referenced while they are copied."""
+        self._scheduler.pool = gpu_block_pool
+
+    def on_new_request(self, request: Request) -> None:
+        """Digest a request's content once."""
+        self._scheduler.add(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Offer the longest root that every rank holds."""
+        tokens = self._scheduler.coordinator.lookup(request.request_id, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Begin the load of what was offered."""
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """One step's orders."""
+        return StepOrders(self._scheduler.step(scheduler_output))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """What the ranks said."""
+        self._scheduler.absorb(connector_output)
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request of a one-group model ended."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended; its blocks are referenced by us if they are still needed."""
+        self._scheduler.finished(request, block_ids)
+        return False, None
+
+    def get_recurrent_publication_boundaries(self, request: Request) -> tuple[int, ...]:
+        """Where prefill stops so that a root can be left."""
+        return self._scheduler.coordinator.publication_boundaries(request.request_id)
+
+    def take_captured_recurrent_boundaries(self) -> Iterable[int]:
+        """Pins are given back at once: what is published is referenced by us."""
+        return self._scheduler.take_serials()
+
+    def has_pending_push_work(self) -> bool:
+        """Keep stepping until every publication is reported."""
+        return self._scheduler.coordinator.has_work
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        """Statistics out of their plain data."""
+        return SparkCacheStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        """Metrics of the connector on vLLM's own endpoint."""
+        return SparkCachePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @property
+    def _worker(self) -> Rank:
+        assert self._rank is not None, "register_kv_caches comes first"
+        return self._rank
+
+    @property
+    def _scheduler(self) -> _SchedulerSide:
+        assert self._side is not None, "this is a rank's connector"
+        return self._side
+
+    @property
+    def _orders(self) -> Orders:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepOrders)
+        return metadata.orders
+
+    def _fence(self) -> Fence:
+        return self._worker.fence()
+
+
+class _SchedulerSide:
+    """Translates between the scheduler's objects and the coordinator's values."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        config: Config,
+        counts: Counts,
+    ) -> None:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+        _, hash_block = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+        self._config = config
+        self.coordinator = Coordinator(
+            config,
+            shapes=group_shapes(kv_cache_config),
+            hash_block=hash_block,
+            ranks=vllm_config.parallel_config.tensor_parallel_size,
+            max_tokens=vllm_config.model_config.max_model_len,
+            counts=counts,
+        )
+        self.pool: BlockPool | None = None
+        self._held: dict[int, list[KVCacheBlock]] = {}
+        self._serials: list[int] = []
+        _log.info(
+            "SparkCache is on: publish %s, restore %s, boundaries every %d tokens in units of %d",
+            config.publishes,
+            config.restores,
+            config.checkpoint_interval_tokens,
+            self.coordinator.unit,
+        )
+
+    def add(self, request: Request) -> None:
+        content = content_of(request, self._config)
+        if isinstance(content, str):
+            self.coordinator.uncacheable(content)
+        else:
+            self.coordinator.add(request.request_id, content)
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        groups = blocks.blocks
+
+        def is_private(group: int, index: int) -> bool:
+            block = groups[group][index]
+            return block.ref_cnt == 1 and block.block_hash is None
+
+        tables = [[block.block_id for block in group] for group in groups]
+        self.coordinator.allocated(request.request_id, external, tables, is_private)
+
+    def step(self, output: SchedulerOutput) -> Orders:
+        pins = getattr(output, "recurrent_boundary_pins", None)
+        for serials in (pins or {}).values():
+            self._serials.extend(serials)
+        orders, new = self.coordinator.step(_step_input(output))
+        for order in new:
+            self._hold(order)
+        for line in self.coordinator.take_log():
+            _log.warning("%s", line)
+        return orders
+
+    def absorb(self, output: KVConnectorOutput) -> None:
+        reports = output.kv_connector_worker_meta
+        if isinstance(reports, StepReports):
+            for report in reports.reports:
+                self.coordinator.absorb(report)
+        self.coordinator.loads_ended(output.finished_recving or ())
+        for number in self.coordinator.take_released():
+            assert self.pool is not None
+            # The tail of a prefix is evicted before its head, as the engine does it.
+            self.pool.free_blocks(reversed(self._held.pop(number)))
+
+    def finished(self, request: Request, tables: tuple[list[int], ...]) -> None:
+        order = self.coordinator.finished(
+            request.request_id,
+            request.all_token_ids,
+            computed=request.num_computed_tokens,
+            in_flight=request.num_in_flight_tokens,
+            tables=tables,
+            now=time.monotonic(),
+        )
+        if order:
+            self._hold(order)
+            self.coordinator.queue(order)
+
+    def take_serials(self) -> list[int]:
+        serials, self._serials = self._serials, []
+        return serials
+
+    def _hold(self, order: PublishOrder) -> None:
+        assert self.pool is not None
+        blocks = [self.pool.blocks[b] for group in order.groups for b in group.blocks]
+        self.pool.touch(blocks)
+        self._held[order.number] = blocks
+
+
+def _step_input(output: SchedulerOutput) -> StepInput:
+    scheduled = output.num_scheduled_tokens
+    cached = output.scheduled_cached_reqs
+    requests = [
+        ScheduledRequest(
+            new.req_id, new.num_computed_tokens, scheduled.get(new.req_id, 0), new.block_ids, True
+        )
+        for new in output.scheduled_new_reqs
+    ]
+    requests.extend(
+        ScheduledRequest(
+            request, computed, scheduled.get(request, 0), blocks, request in cached.resumed_req_ids
+        )
+        for request, computed, blocks in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        )
+    )
+    return StepInput(
+        requests,
+        output.preempted_req_ids or (),
+        getattr(output, "recurrent_boundary_blocks", None),
+        output.partial_tail_offloads,
+        time.monotonic(),
+    )
+
+
+def _facts(vllm_config: VllmConfig, *, recurrent: bool) -> EngineFacts:
+    transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    return EngineFacts(
+        kv_role=str(transfer.kv_role),
+        load_failure_policy=str(transfer.kv_load_failure_policy),
+        prefix_caching=bool(cache.enable_prefix_caching),
+        recurrent=recurrent,
+        mamba_cache_mode=str(cache.mamba_cache_mode),
+        pipeline_parallel=parallel.pipeline_parallel_size,
+        decode_context_parallel=parallel.decode_context_parallel_size,
+        prefill_context_parallel=parallel.prefill_context_parallel_size,
+    )
+
+
+def _cache_root(config: Config) -> Path:
+    if config.root:
+        return Path(config.root)
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "sparkcache"
+
+
+def _check_contract(root: Path, *, recurrent: bool) -> str:
+    contract = shipped_contract(vllm.__version__)
+    site = Path(vllm.__file__).parent.parent
+    memo = DigestMemo(root / "contract.memo", CONTRACT_MEMO)
+    state = require(site, contract, memo, recurrent=recurrent)
+    _log.info("SparkCache: vLLM %s is in state %r of its contract", contract.target, state)
+    return f"{contract.sha256}:{state}"
+
+
+def _kv_layout() -> str:
+    from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+    return str(get_kv_cache_layout())
+
+
+def _placement_options(config: Config) -> PlacementOptions:
+    library = config.cuda_placement_library
+    mode = config.cuda_restore
+    assert mode in ("auto", "on", "off")
+    return PlacementOptions(
+        mode=mode,  # type: ignore[arg-type]
+        library=Path(library) if library else None,
+        library_sha256=config.cuda_placement_library_sha256 or None,
+        arena_bytes=config.cuda_placement_arena_bytes,
+    )

@@ -1,0 +1,62 @@
+"""What a vLLM request consists of, in our words; or why its content has no digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkcache_connector.config import Config
+from sparkcache_connector.context import ContentItem, Scope, Uncacheable
+from sparkcache_connector.errors import IdentityError
+from sparkcache_connector.file_memo import DigestMemo
+from sparkcache_connector.scheduler.coordinator import RequestContent
+from sparkcache_connector.weights import MEMO_ALGORITHM, digest_checkpoint
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.request import Request
+
+# Adapters are small; within one process each file is read once.
+_adapters = DigestMemo(Path("/nonexistent/adapters"), MEMO_ALGORITHM)
+
+
+def content_of(request: Request, config: Config) -> RequestContent | str:
+    """Translate a request; a string is the reason why it is neither stored nor looked up."""
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return Uncacheable.EMBEDDINGS_WITHOUT_DIGEST.value
+    adapter: bytes | None = None
+    if request.lora_request is not None:
+        digest = _adapter_digest(request.lora_request)
+        if isinstance(digest, Uncacheable):
+            return digest.value
+        adapter = digest
+    if request.mm_features and not config.trust_multimodal_ids:
+        # The engine's identifier is the caller's when the caller gave one, and says so nowhere.
+        return Uncacheable.CALLER_SUPPLIED_ID.value
+    items = []
+    for feature in request.mm_features or ():
+        if not feature.identifier:
+            return Uncacheable.ITEM_WITHOUT_DIGEST.value
+        items.append(
+            ContentItem(
+                feature.mm_position.offset,
+                feature.mm_position.length,
+                feature.modality,
+                feature.identifier.encode(),
+            )
+        )
+    return RequestContent(
+        prompt=request.prompt_token_ids,
+        scope=Scope(config.chunk_tokens, request.cache_salt, adapter),
+        items=tuple(items),
+        may_read=not request.skip_reading_prefix_cache,
+    )
+
+
+def _adapter_digest(lora: LoRARequest) -> bytes | Uncacheable:
+    if getattr(lora, "load_inplace", False):
+        return Uncacheable.ADAPTER_LOADED_IN_PLACE
+    try:
+        return bytes.fromhex(digest_checkpoint(Path(lora.lora_path), "auto", _adapters))
+    except IdentityError:
+        return Uncacheable.ADAPTER_WITHOUT_FILES

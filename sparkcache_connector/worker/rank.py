@@ -1,0 +1,196 @@
+"""One rank's side of the connector: its store, its memory, and what it tells the scheduler.
+
+Carries out orders and reports; decides nothing about what to store or restore. A store that
+cannot be opened leaves serving on: every order is answered with a reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+
+from sparkcache_connector.config import Config
+from sparkcache_connector.geometry import Geometry
+from sparkcache_connector.messages import (
+    LoadReport,
+    Orders,
+    PublicationReport,
+    PublishOrder,
+    RankReport,
+)
+from sparkcache_connector.scheduler.ledger import Result
+from sparkcache_connector.scheduler.quorum import Journal, Report
+from sparkcache_connector.store.core import Options
+from sparkcache_connector.store.errors import StoreError, Unusable
+from sparkcache_connector.store.store import Store
+from sparkcache_connector.telemetry.metrics import Counts
+from sparkcache_connector.worker.capture import CaptureWorker
+from sparkcache_connector.worker.placement import Fence, Placement
+from sparkcache_connector.worker.restore import Ended, RestoreWorker
+
+_log = logging.getLogger("sparkcache.rank")
+
+
+def open_store(path: str, identity: bytes, rank: int, config: Config) -> Store | None:
+    """Open this rank's cache root; None, with the reason in the log, if that cannot be."""
+    options = Options(
+        high_bytes=config.max_bytes or (1 << 62 if config.max_bytes == 0 else None),
+        low_bytes=config.low_watermark_bytes or None,
+        ttl_seconds=config.ttl_seconds or None,
+        workers=config.cuda_restore_io_workers,
+        key_file=config.key_file or None,
+    )
+    try:
+        return Store.open(path, identity=identity, rank=rank, options=options)
+    except Unusable as error:
+        _log.error("nothing is stored or restored on this rank: %s", error)
+        return None
+
+
+class Rank:
+    """Joins store, placement, capture and restore of one rank.
+
+    Args:
+        store: the open store, or None.
+        placement: how pages move.
+        geometry: what pages are.
+        rank: this rank.
+        config: the operator's options.
+        counts: where everything is counted.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        placement: Placement,
+        geometry: Geometry,
+        rank: int,
+        config: Config,
+        counts: Counts,
+    ) -> None:
+        self._store = store
+        self._placement = placement
+        self._rank = rank
+        self._counts = counts
+        self._journal = Journal(rank, secrets.token_hex(16))
+        self._refused_loads: list[LoadReport] = []
+        self._refused_blocks: set[int] = set()
+        self._refused_publications: list[PublicationReport] = []
+        self._failed: list[LoadReport] = []
+        self._capture: CaptureWorker | None = None
+        self._restore: RestoreWorker | None = None
+        if store is not None:
+            store.drain_changes()
+            self._journal.replace(store.inventory())
+            self._capture = CaptureWorker(store, placement, geometry.shapes, rank, counts)
+            self._restore = RestoreWorker(
+                store,
+                placement,
+                geometry.shapes,
+                rank,
+                counts,
+                threads=config.load_threads,
+                deadline_seconds=config.restore_deadline_seconds,
+            )
+
+    def fence(self) -> Fence:
+        """Mark the present end of the model's stream."""
+        return self._placement.fence(_current_stream(self._placement.layout.device))
+
+    def introduce(self) -> tuple[Report, ...]:
+        """The whole inventory, for the exchange before the first request."""
+        return tuple(self._journal.drain())
+
+    def before_forward(self, orders: Orders, fence: Callable[[], Fence]) -> None:
+        """Start what needs nothing of this step's forward."""
+        for order in orders.loads:
+            if self._restore is None:
+                refused = LoadReport(order.request, order.root, "store_unusable", False)
+                self._refused_loads.append(refused)
+                self._refused_blocks |= order.blocks
+            else:
+                self._restore.submit(order, fence())
+        for publication in orders.publications:
+            if publication.ready:
+                self._publish(publication, fence)
+        if orders.withdrawals and self._store is not None:
+            try:
+                self._store.remove(orders.withdrawals)
+            except StoreError as error:
+                _log.warning("roots that other ranks lack stay for now: %s", error)
+        if self._rank in orders.start_over:
+            self._journal.start_over()
+
+    def after_forward(self, orders: Orders, fence: Callable[[], Fence]) -> None:
+        """Start publications whose contents this step's forward completed."""
+        for publication in orders.publications:
+            if not publication.ready:
+                self._publish(publication, fence)
+
+    def cancel(self, requests: Iterable[str]) -> None:
+        """These requests ended."""
+        if self._restore is not None:
+            self._restore.cancel(requests)
+
+    def ended_loads(self) -> Ended:
+        """Loads that ended since the last call, each named once."""
+        ended = self._restore.take() if self._restore else Ended(frozenset(), (), frozenset())
+        refused, self._refused_loads = tuple(self._refused_loads), []
+        blocks, self._refused_blocks = frozenset(self._refused_blocks), set()
+        ended = Ended(
+            ended.requests | {report.request for report in refused},
+            ended.failed + refused,
+            ended.invalid_blocks | blocks,
+        )
+        self._failed.extend(ended.failed)
+        return ended
+
+    def report(self) -> RankReport:
+        """Everything that is new since the last call."""
+        copied: tuple[int, ...] = ()
+        publications: tuple[PublicationReport, ...] = ()
+        if self._capture is not None:
+            copied, publications = self._capture.take()
+        if self._store is not None:
+            changes = self._store.drain_changes()
+            for root in changes.removed:
+                self._journal.remove(root)
+            for root in changes.added:
+                self._journal.add(root)
+        inventory = self._journal.next_report()
+        refused, self._refused_publications = tuple(self._refused_publications), []
+        failed, self._failed = tuple(self._failed), []
+        return RankReport(
+            self._rank,
+            (inventory,) if inventory else (),
+            copied,
+            publications + refused,
+            failed,
+        )
+
+    def close(self) -> None:
+        """End both workers, then the store; safe to call twice."""
+        if self._restore is not None:
+            self._restore.close()
+        if self._capture is not None:
+            self._capture.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _publish(self, order: PublishOrder, fence: Callable[[], Fence]) -> None:
+        if self._capture is None:
+            self._refused_publications.append(
+                PublicationReport(order.number, Result.SKIPPED, "store_unusable")
+            )
+        else:
+            self._capture.submit(order, fence())
+
+
+def _current_stream(device: str) -> int:
+    if not device.startswith("cuda"):
+        return 0
+    import torch
+
+    stream: int = torch.cuda.current_stream(device).cuda_stream
+    return stream
