@@ -43,6 +43,14 @@ lint: $(TOOLS) ## ruff and mypy, warnings are errors
 test: $(TOOLS) ## every suite in its CI form; SUITES="unit lint" runs some of them
 	@$(PY) -m tests.suites $(SUITES)
 
+.PHONY: build
+build: $(TOOLS) ## the patched vLLM's bundle, judged, in dist/; BASE=cpu-x86_64, BASE=all … choose another
+	@$(PY) -m builder build --target $(TARGET) --base $(BASE)
+
+.PHONY: reproduce
+reproduce: $(TOOLS) ## two builds under different conditions, compared byte for byte
+	@$(PY) -m tests.reproduce --target $(TARGET) --base $(BASE)
+
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
 	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -200,7 +200,9 @@ def _named(path: Path) -> Iterator[None]:
 def _locked(folder: Path, waiting: Callable[[Path], None] | None) -> Iterator[None]:
     """Hold the exclusive lock of ``folder``, which is made when missing."""
     with _named(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with _named(folder):

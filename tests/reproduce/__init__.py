@@ -1,0 +1,1 @@
+"""Shows that a build depends on its inputs alone: ``python -m tests.reproduce``."""
