@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from builder.acquire import Acquirer
-from builder.build import prepare, read_pins
+from builder.build import prepare
 from builder.bundle import staging
+from builder.composed import read_pins
 from builder.console import Console
 from builder.package import Recipe, write_wheel
 from builder.target import Layout

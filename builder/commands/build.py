@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from builder.acquire import Acquirer
-from builder.build import SOURCES, CheckoutJudge, build, prepare, read_pins, write_judge
+from builder.build import SOURCES, CheckoutJudge, build, prepare, write_judge
+from builder.composed import read_pins
 from builder.console import Console
 from builder.inputs import add_target_arguments, base_of_this_machine
 from builder.target import Layout

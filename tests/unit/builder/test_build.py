@@ -11,15 +11,9 @@ import pytest
 from installer.sources import WheelFile
 
 from builder.acquire import Acquirer
-from builder.build import (
-    JudgementError,
-    TargetStateError,
-    build,
-    prepare,
-    read_pins,
-    write_judge,
-)
+from builder.build import JudgementError, build, prepare, write_judge
 from builder.cache import Cache
+from builder.composed import TargetStateError, read_pins
 from builder.console import Console
 from builder.errors import BuildError
 from builder.package import PinMismatchError, Recipe
@@ -207,7 +201,7 @@ def test_postimage_other_than_pinned_is_named(checkout: Path) -> None:
 
 def test_composition_other_than_pinned_is_named(checkout: Path) -> None:
     change_pins(checkout, lambda pins: pins["composed"].update(manifest_sha256="0" * 64))
-    with pytest.raises(PinMismatchError, match="composed vllm/: expected SHA-256 0000"):
+    with pytest.raises(TargetStateError, match="vllm/ as a whole: expected SHA-256 0000"):
         recipe(checkout)
 
 
