@@ -274,6 +274,19 @@ class Catalog:
             ).fetchone()
         return Totals(roots, packs, manifests + pages)
 
+    def check(self) -> None:
+        """Look for contradictions inside the database.
+
+        Raises:
+            CatalogDamaged: with what SQLite found.
+        """
+        with self._reading() as db:
+            found = db.execute("PRAGMA integrity_check (1)").fetchone()[0]
+            if found == "ok" and db.execute("PRAGMA foreign_key_check").fetchone() is not None:
+                found = "a row refers to one that is not there"
+        if found != "ok":
+            raise CatalogDamaged(str(found))
+
     # -- changing --------------------------------------------------------------------------
 
     def set_mark(self, name: str, value: str | None) -> None:

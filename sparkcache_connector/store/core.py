@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _CLEAN: Final = "clean"
 _KEYS: Final = "keys"
-_TIMESTAMP_STEP_NS: Final = 20_000_000
+_TIMESTAMP_STEP_NS: Final = 10_000_000
 """Two changes of a directory that are further apart than this have different times."""
 _QUARANTINE_LIMIT: Final = 256
 """Manifests kept in quarantine for the operator; beyond it the oldest go."""
@@ -120,6 +120,7 @@ class Core:
                 if keys_known and catalog.get_mark(_CLEAN) == self._clean_mark():
                     catalog.set_mark(_CLEAN, None)
                     return catalog
+                catalog.check()
                 catalog.set_mark(_CLEAN, None)
                 self._reconcile(catalog, trust_stamps=keys_known)
             except BaseException:
@@ -197,6 +198,7 @@ class Core:
         with self.lock:
             before = self.counters.total()
             swept = 0 if self.in_flight else self.sweep_temporaries()
+            self.with_catalog(Catalog.check)
             self.with_catalog(lambda catalog: self._reconcile(catalog, trust_stamps=True))
             self._refresh()
             return swept + self.counters.total() - before

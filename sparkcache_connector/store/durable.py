@@ -142,15 +142,18 @@ class Directory:
         """Open a directory in this one."""
         return Directory.open(self.files, f"{self.path}/{name}", parent=self.fd, name=name)
 
-    def make_child(self, name: str, site: str) -> Directory:
-        """Open a directory in this one; create it durably if it is missing."""
+    def make_child(self, name: str) -> Directory:
+        """Open a directory in this one; create it if it is missing.
+
+        It is durable once the caller has synced this directory. That is due even if the
+        directory was there: whoever created it may have been killed before its own sync.
+        """
         try:
             return self.child(name)
         except Miss as miss:
             if miss.reason is not Reason.ABSENT:
                 raise
         self.files.mkdir(self.fd, name)
-        self.files.sync_directory(self.fd, site)
         return self.child(name)
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ class Area:
         self.root = root
         self._open: list[Directory] = [root]
         self._identities: dict[bytes, Directory] = {}
+        self._durable: set[bytes] = set()
         self._lock: int | None = None
         try:
             self.packs = self._part(PACKS_NAME, create)
@@ -77,7 +78,7 @@ class Area:
 
     def _part(self, name: str, create: bool) -> Directory:
         try:
-            part = self.root.make_child(name, "layout-dir") if create else self.root.child(name)
+            part = self.root.make_child(name) if create else self.root.child(name)
         except OSError as error:
             raise Miss(reason_of(error), f"{self.root.path}/{name}", str(error)) from error
         self._open.append(part)
@@ -93,11 +94,12 @@ class Area:
         known = self._identities.get(identity)
         if known is None:
             name = identity.hex()
-            known = (
-                self.roots.make_child(name, "identity-dir") if create else self.roots.child(name)
-            )
+            known = self.roots.make_child(name) if create else self.roots.child(name)
             self._identities[identity] = known
             self._open.append(known)
+        if create and identity not in self._durable:
+            self.files.sync_directory(self.roots.fd, "identity-dir")
+            self._durable.add(identity)
         return known
 
     def close(self) -> None:
@@ -114,16 +116,25 @@ class Area:
 def load_keys(area: Area, key_file: str | os.PathLike[str] | None, *, create: bool) -> KeyRing:
     """Return the operator's key ring, or the cache root's own; create the latter if missing.
 
+    When this returns, the layout and the ring are durable.
+
     Raises:
         Unusable: if the file is missing, malformed, not ours or open to others.
     """
+    try:
+        ring = _find_keys(area, key_file, create)
+        if create:
+            area.files.sync_directory(area.root.fd, "layout-dir")
+    except OSError as error:
+        found = f"the layout cannot be written: {error.strerror}"
+        raise Unusable(reason_of(error), area.root.path, found, _CHECK) from error
+    return ring
+
+
+def _find_keys(area: Area, key_file: str | os.PathLike[str] | None, create: bool) -> KeyRing:
     if key_file is not None:
         path = Path(key_file)
-        try:
-            directory = Directory(area.files, os.open(path.parent, os.O_RDONLY), str(path.parent))
-        except OSError as error:
-            found = f"the key file's directory cannot be opened: {error.strerror}"
-            raise Unusable(reason_of(error), area.root.path, found, _CHECK) from error
+        directory = Directory(area.files, os.open(path.parent, os.O_RDONLY), str(path.parent))
         try:
             return _read_keys(directory, path.name, area.root.path)
         finally:
@@ -134,18 +145,14 @@ def load_keys(area: Area, key_file: str | os.PathLike[str] | None, *, create: bo
         if unusable.reason is not Reason.ABSENT or not create:
             raise
     ring = KeyRing.generate()
-    try:
-        save_keys(area, ring)
-    except OSError as error:
-        found = f"the key file cannot be written: {error.strerror}"
-        raise Unusable(reason_of(error), area.root.path, found, _CHECK) from error
+    area.root.install(KEYS_NAME, ring.encode(), "keys-data")
     return ring
 
 
 def save_keys(area: Area, ring: KeyRing) -> None:
     """Replace the cache root's key ring durably."""
-    area.root.install(KEYS_NAME, ring.encode(), "keys-data")
-    area.files.sync_directory(area.root.fd, "keys-dir")
+    area.root.install(KEYS_NAME, ring.encode(), "new-keys-data")
+    area.files.sync_directory(area.root.fd, "new-keys-dir")
 
 
 def _read_keys(directory: Directory, name: str, root: str) -> KeyRing:
@@ -170,18 +177,28 @@ def _create_path(files: Files, path: Path) -> None:
     while not at.exists() and not at.is_symlink():
         missing.append(at)
         at = at.parent
-    for directory in reversed(missing):
-        try:
-            parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                with suppress(FileExistsError):
-                    files.mkdir(parent, directory.name)
-                files.sync_directory(parent, "root-dir")
-            finally:
-                os.close(parent)
-        except OSError as error:
-            found = f"cannot be created: {error.strerror}"
-            raise Unusable(reason_of(error), str(path), found, _CHECK) from error
+    try:
+        for directory in reversed(missing):
+            _make_durably(files, directory)
+    except OSError as error:
+        found = f"cannot be created: {error.strerror}"
+        raise Unusable(reason_of(error), str(path), found, _CHECK) from error
+    if not missing:
+        # Whoever created it may have been killed before the sync. Directories above that
+        # are not ours to read are somebody else's to keep.
+        with suppress(OSError):
+            _make_durably(files, path.absolute())
+
+
+def _make_durably(files: Files, path: Path) -> None:
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not path.exists():
+            with suppress(FileExistsError):
+                files.mkdir(parent, path.name)
+        files.sync_directory(parent, "root-dir")
+    finally:
+        os.close(parent)
 
 
 def _take_lock(root: Directory, path: str) -> int:
