@@ -163,7 +163,10 @@ def write_judge(layout: Layout, pinned: Pinned, out: Path) -> Path:
         {
             "schema": CONNECTOR_SCHEMA,
             "version": connector.version,
-            "source_sha256": connector.sha256,
+            "files": {
+                path: hashlib.sha256(file.data).hexdigest()
+                for path, file in connector.files.items()
+            },
             "generated": {CONTRACT: pinned.contract_sha256},
         }
     )

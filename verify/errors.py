@@ -22,3 +22,7 @@ class FormatError(VerifyError):
         self.problem = problem
         place = f"{what}: {where}" if where else what
         super().__init__(f"{place}: {problem}")
+
+
+class ConfigError(VerifyError):
+    """A call, an option or a file beside the subject that leaves nothing to judge with."""

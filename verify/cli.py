@@ -1,0 +1,174 @@
+"""The command line: ``python -m verify KIND SUBJECT``, and ``verify.pyz`` alike.
+
+The result goes to standard output, progress and errors to standard error. Exit codes are in
+docs/exit-codes.md; only this module exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from verify import render
+from verify.digest import Progress, quiet
+from verify.errors import VerifyError
+from verify.judges.bundle import judge_bundle
+from verify.judges.case import Options
+from verify.judges.site import judge_env, judge_venv
+from verify.judges.source import judge_sdist, judge_tree
+from verify.judges.wheel import judge_wheel
+from verify.report import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, Report, printable
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})\Z")
+
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "tree": ("DIR", "a source tree: the whole release, or a directory that holds vllm/ alone"),
+    "sdist": ("FILE", "the release as a source distribution"),
+    "wheel": ("FILE", "a wheel of vLLM, of any base, or of the connector"),
+    "venv": ("DIR", "what is installed in a virtual environment or below a prefix"),
+    "env": ("PYTHON", "the vLLM that this interpreter would import; it is not started"),
+    "bundle": ("DIR", "a directory that a build made: wheels, receipt, bill of materials"),
+}
+
+_EPILOG = """\
+exit codes: 0 passed, 1 failed, 2 usage or unreadable configuration, 3 undecided (required
+evidence is missing), 4 internal error, 130 interrupted; treat anything else as a failure.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge what ``arguments`` name, print the report and return the exit code."""
+    options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        report = _judge(options)
+        sys.stdout.write(render.FORMATS[options.format](report))
+        sys.stdout.flush()
+    except VerifyError as error:
+        sys.stderr.write(f"verify: {printable(str(error))}\n")
+        return EXIT_USAGE
+    except BrokenPipeError:
+        # the reader went away; leave nothing for the interpreter to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERNAL
+    except KeyboardInterrupt:
+        sys.stderr.write("verify: interrupted; nothing was decided\n")
+        return EXIT_INTERRUPTED
+    except Exception:  # a bug of ours must not look like a verdict
+        traceback.print_exc()
+        sys.stderr.write("verify: internal error; nothing was decided. Please report this\n")
+        return EXIT_INTERNAL
+    return report.exit_code
+
+
+def _judge(options: argparse.Namespace) -> Report:
+    progress, stop = _progress()
+    asked = Options(
+        target=options.target,
+        base=options.base,
+        pins=options.pins,
+        patched=options.state == "patched",
+        known_startup=frozenset(options.known_startup),
+        progress=progress,
+    )
+    judges: Mapping[str, Callable[[Path, Options], Report]] = {
+        "tree": judge_tree,
+        "sdist": judge_sdist,
+        "wheel": judge_wheel,
+        "venv": judge_venv,
+        "env": lambda python, asked: judge_env(python, os.environ, asked),
+        "bundle": judge_bundle,
+    }
+    try:
+        return judges[options.kind](options.subject, asked)
+    finally:
+        stop()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"verify: {message}\n       see `python -m verify --help`\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = _Parser(add_help=False)
+    common.add_argument("--target", metavar="NAME", help="which target, when there are several")
+    common.add_argument("--base", metavar="NAME", help="which base wheel; otherwise recognised")
+    common.add_argument(
+        "--pins",
+        metavar="FILE|sha256:HEX",
+        help="use these pins, or demand that the pins found have this digest",
+    )
+    common.add_argument(
+        "--state",
+        choices=("patched", "upstream"),
+        default="patched",
+        help="which state the subject must be in as a whole (default: patched)",
+    )
+    common.add_argument(
+        "--known-startup",
+        metavar="sha256:HEX",
+        type=_digest,
+        action="append",
+        default=[],
+        help="accept this file although it runs when the interpreter starts; repeatable",
+    )
+    common.add_argument(
+        "--format", choices=sorted(render.FORMATS), default="text", help="default: text"
+    )
+    parser = _Parser(
+        prog="verify",
+        description="Judge a vLLM against pins from outside of it, read-only and offline.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for name, (metavar, about) in _KINDS.items():
+        kind = kinds.add_parser(
+            name, parents=[common], help=about, description=f"Judge {about}.", allow_abbrev=False
+        )
+        kind.add_argument("subject", metavar=metavar, type=Path)
+    return parser
+
+
+def _digest(text: str) -> str:
+    match = _DIGEST.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected sha256:<64 hex digits>, found {text!r}")
+    return match[1]
+
+
+def _progress() -> tuple[Progress, Callable[[], None]]:
+    """Return a progress callback for terminals, and what clears its line."""
+    if not sys.stderr.isatty():
+        return quiet, lambda: None
+    begun = shown = time.monotonic()
+    done = 0
+    lock = threading.Lock()
+
+    def progress(count: int) -> None:
+        nonlocal done, shown
+        with lock:
+            done += count
+            now = time.monotonic()
+            if now - begun > 1 and now - shown > 0.2:
+                shown = now
+                sys.stderr.write(f"\rverify: {done / 1e6:,.0f} MB hashed")
+                sys.stderr.flush()
+
+    def stop() -> None:
+        if shown != begun:
+            sys.stderr.write("\r\033[K")
+
+    return progress, stop

@@ -1,0 +1,168 @@
+"""Judges installed packages: an environment's, or those that an interpreter would import."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from verify import expect, interpreter
+from verify.anchor import PACKAGE
+from verify.checks import bytecode, environment, package, tree
+from verify.holders.directory import DirectoryHolder
+from verify.interpreter import Environment
+from verify.judges.case import (
+    Case,
+    Options,
+    choose_base,
+    composition_of,
+    judge_connector,
+    judge_vllm,
+    touched,
+)
+from verify.judges.source import tree_below
+from verify.report import Report
+
+
+def judge_venv(folder: Path, options: Options) -> Report:
+    """Judge the vLLM and the connector installed below ``folder``.
+
+    Raises:
+        ConfigError: when the directory, the anchor or the target cannot be used.
+        FormatError: when the pins cannot be read.
+    """
+    env = interpreter.of_folder(folder)
+    case = Case("venv", str(folder), options, [folder])
+    _judge(case, env, env.sites)
+    return case.report()
+
+
+def judge_env(python: Path, environ: Mapping[str, str], options: Options) -> Report:
+    """Judge the vLLM that the interpreter at ``python`` would import.
+
+    ``environ`` are the variables that it would be started with.
+
+    Raises:
+        ConfigError: when the interpreter, the anchor or the target cannot be used.
+        FormatError: when the pins cannot be read.
+    """
+    env = interpreter.of_python(python, environ)
+    case = Case("env", str(python), options, [env.prefix, *env.sites])
+    _judge(case, env, None)
+    return case.report()
+
+
+def _judge(case: Case, env: Environment, within: list[Path] | None) -> None:
+    chosen = environment.judge_candidates(env, within, case.rec)
+    if chosen is not None and chosen.path.is_dir():
+        site = chosen.path.parent
+        installed = chosen.kind in ("package", "namespace")
+        owners = _owners(site, "vllm", _names(case)) if installed else []
+        if owners:
+            _judge_site(case, site, owners)
+        else:
+            if chosen.kind == "package":
+                environment.judge_distributions([], ["one installed wheel"], case.rec)
+            tree_below(case, DirectoryHolder(site, ("vllm",)))
+        _judge_installed_connector(case, env)
+    environment.judge_startup(env, case.options.known_startup, case.rec)
+
+
+def _judge_site(case: Case, site: Path, owners: list[str]) -> None:
+    rec, patched = case.rec, case.options.patched
+    holder = DirectoryHolder(site, ("vllm", *owners))
+    chosen = None
+    if case.basis is not None:
+        pins = case.basis.pins
+        bases = pins.bases.values()
+        named = [each for each in bases if expect.dist_info(pins, each, patched=patched) in owners]
+        chosen = choose_base(case, case.basis, holder, named or bases)
+    if case.basis is None or chosen is None:
+        _self_consistent(case, site, owners)
+        return
+    case.base = chosen.name
+    wanted = expect.dist_info(case.basis.pins, chosen, patched=patched)
+    environment.judge_distributions(owners, [wanted], rec)
+    holder = DirectoryHolder(site, ("vllm", wanted if wanted in owners else owners[0]))
+    dist_info = package.find_dist_info(holder, wanted, rec)
+    composition = composition_of(case, case.basis, chosen, dist_info)
+
+    def allowed(path: str) -> bool:
+        if path.startswith("vllm/"):
+            return package.is_bytecode(path)
+        return path == f"{dist_info}/RECORD" or package.is_installers(path, dist_info)
+
+    digests = judge_vllm(case, case.basis, chosen, holder, composition, rec, allowed)
+    package.judge_installed_record(holder, digests, dist_info, site, rec)
+    package.judge_modes(holder, rec)
+    bytecode.judge_bytecode(holder, composition.files.keys(), touched(composition), rec)
+
+
+def _self_consistent(case: Case, site: Path, owners: list[str]) -> None:
+    """Without pins: is what is installed at least what its own RECORD says?"""
+    environment.judge_distributions(owners, ["one distribution"], case.rec)
+    holder = DirectoryHolder(site, ("vllm", *owners))
+    digests = holder.digests((), case.options.progress)
+    tree.judge_defects(holder, case.rec)
+    tree.judge_unreadable(holder, digests, case.rec)
+    package.judge_installed_record(holder, digests, owners[0], site, case.rec)
+    package.judge_modes(holder, case.rec)
+
+
+def _judge_installed_connector(case: Case, env: Environment) -> None:
+    rec = case.rec
+    candidates = env.candidates(PACKAGE)
+    if not candidates:
+        rec.note("PKG-13", None, "no connector is installed")
+        return
+    first = candidates[0]
+    site = first.path.parent
+    owners = _owners(site, PACKAGE, {PACKAGE}) if first.kind == "package" else []
+    if len(owners) != 1:
+        rec.fail(
+            "PKG-8",
+            str(first.path),
+            f"the connector would not be imported as one installed wheel: {first.entry.why}",
+            expected="one distribution",
+            actual=", ".join(owners) or f"{first.kind} without a distribution",
+        )
+        return
+    holder = DirectoryHolder(site, (PACKAGE, owners[0]))
+    sources = [path for path in holder.items if path.startswith(f"{PACKAGE}/")]
+    digests = holder.digests(sources, case.options.progress)
+    tree.judge_defects(holder, rec)
+    tree.judge_unreadable(holder, digests, rec)
+    version = owners[0].removesuffix(".dist-info").partition("-")[2]
+    judge_connector(case, holder, digests, version, None, rec)
+    package.judge_installed_record(holder, digests, owners[0], site, rec)
+    package.judge_modes(holder, rec)
+    bytecode.judge_bytecode(holder, frozenset(sources), frozenset(sources), rec)
+
+
+def _names(case: Case) -> set[str]:
+    """The distribution names of the bases, as in dist-info directories."""
+    if case.basis is None:
+        return {"vllm"}
+    return {each.dist_info.partition("-")[0] for each in case.basis.pins.bases.values()}
+
+
+def _owners(site: Path, name: str, distributions: Collection[str]) -> list[str]:
+    """Return the dist-info directories of ``site`` that own the package ``name``.
+
+    By the distribution's name, or because RECORD lists the package's ``__init__.py``.
+    """
+    found: list[str] = []
+    marker = f"{name}/__init__.py,".encode()
+    try:
+        children = sorted(each.name for each in site.iterdir())
+    except OSError:
+        return found
+    for child in children:
+        if not child.endswith(".dist-info"):
+            continue
+        try:
+            listed = marker in (site / child / "RECORD").read_bytes()
+        except OSError:
+            listed = False
+        if listed or child.partition("-")[0] in distributions:
+            found.append(child)
+    return found
