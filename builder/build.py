@@ -14,6 +14,7 @@ only what the judge accepts.
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Mapping
