@@ -36,7 +36,12 @@ from sparkcache_connector.contract import MEMO_ALGORITHM as CONTRACT_MEMO
 from sparkcache_connector.contract import require, shipped_contract
 from sparkcache_connector.engine_identity import engine_identity
 from sparkcache_connector.file_memo import DigestMemo
-from sparkcache_connector.geometry import describe, group_shapes, token_dimension_of_backends
+from sparkcache_connector.geometry import (
+    describe,
+    group_shapes,
+    pages_are_divisible,
+    token_dimension_of_backends,
+)
 from sparkcache_connector.messages import Orders, PublishOrder, RankReport
 from sparkcache_connector.pages import recurrent_groups
 from sparkcache_connector.request_content import content_of
@@ -143,7 +148,10 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         }
         cache_dtype = str(vllm_config.cache_config.cache_dtype)
         geometry = describe(
-            self._kv_cache_config, kv_caches, token_dimension_of_backends(backends, cache_dtype)
+            self._kv_cache_config,
+            kv_caches,
+            token_dimension_of_backends(backends, cache_dtype),
+            {name: isa for name in kv_caches if (isa := _cpu_isa(layers.get(name)))},
         )
         rank = vllm_config.parallel_config.rank % vllm_config.parallel_config.tensor_parallel_size
         identity = engine_identity(
@@ -345,6 +353,7 @@ class _SchedulerSide:
             ranks=vllm_config.parallel_config.tensor_parallel_size,
             max_tokens=vllm_config.model_config.max_model_len,
             counts=counts,
+            divisible_pages=pages_are_divisible(vllm_config),
         )
         self.pool: BlockPool | None = None
         self._held: dict[int, list[KVCacheBlock]] = {}
@@ -475,6 +484,14 @@ def _check_contract(root: Path, *, recurrent: bool) -> str:
     state = require(site, contract, memo, recurrent=recurrent)
     _log.info("SparkCache: vLLM %s is in state %r of its contract", contract.target, state)
     return f"{contract.sha256}:{state}"
+
+
+def _cpu_isa(layer: Any) -> str:
+    """The instruction set of a CPU attention layer's kernels; empty for other layers."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+    impl = getattr(layer, "impl", None)
+    return str(impl.isa) if isinstance(impl, CPUAttentionBackendImpl) else ""
 
 
 def _kv_layout() -> str:

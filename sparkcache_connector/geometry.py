@@ -5,6 +5,10 @@ extents (:mod:`.worker.placement_layout`). Nothing is guessed from sizes: the to
 is found by asking the attention backend for its shape with two block sizes, and the extents
 must add up to exactly the bytes that the spec says a page has. What does not add up, or is
 not of a known kind, refuses by layer name.
+
+The CPU backend's shape says nothing about the inside of a block: its kernels keep K by
+column, and for some instruction sets tiled. Where the inside is known, positions are told
+apart; where it is not, a page is one piece, and boundaries must not fall inside of it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from sparkcache_connector.worker.placement_layout import Extent, LayerPages, Pag
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 _KINDS = {
@@ -42,6 +47,9 @@ _KINDS = {
 
 TokenDimension = Callable[[str, "AttentionSpec", int], int]
 """Which dimension of a layer's tensor counts tokens, for a kernel block of so many tokens."""
+
+CPU_BY_COLUMN = frozenset({"vec", "vec16"})
+"""Instruction sets whose kernels keep, per head, K as (dimension, token), then V as (token, …)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,15 @@ def describe(
     kv_cache_config: KVCacheConfig,
     kv_caches: Mapping[str, torch.Tensor],
     token_dimension: TokenDimension,
+    cpu_isa: Mapping[str, str],
 ) -> Geometry:
     """Describe the registered tensors.
+
+    Args:
+        kv_cache_config: the groups.
+        kv_caches: the registered tensor of each layer.
+        token_dimension: see there.
+        cpu_isa: per layer of the CPU backend the instruction set of its kernels.
 
     Raises:
         GeometryError: naming the layer whose bytes cannot be told apart.
@@ -90,6 +105,7 @@ def describe(
                 _registered(kv_caches, name),
                 kv_cache_config.num_blocks,
                 token_dimension,
+                cpu_isa.get(name, ""),
             )
             for name in group.layer_names
         ]
@@ -121,6 +137,19 @@ def token_dimension_of_backends(backends: Mapping[str, Any], cache_dtype: str) -
         return moved[0]
 
     return find
+
+
+def pages_are_divisible(vllm_config: VllmConfig) -> bool:
+    """Whether positions inside a page can be told apart, so that boundaries may fall there."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return True
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    isa = _get_attn_isa(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype)
+    return isa in CPU_BY_COLUMN
 
 
 def _shape(index: int, group: KVCacheGroupSpec) -> GroupShape:
@@ -159,9 +188,12 @@ def _layer(
     tensor: torch.Tensor,
     num_blocks: int,
     token_dimension: TokenDimension,
+    isa: str,
 ) -> LayerPages:
     if isinstance(spec, MambaSpec):
         return _recurrent_layer(group, name, spec, tensor, num_blocks)
+    if isinstance(spec, AttentionSpec) and isa:
+        return _cpu_attention_layer(group, name, spec, tensor, num_blocks, isa)
     if isinstance(spec, AttentionSpec):
         return _attention_layer(group, name, spec, tensor, num_blocks, token_dimension)
     raise _refused(f"layer {name}", "attention or recurrent state", type(spec).__name__)
@@ -240,6 +272,39 @@ def _attention_layer(
         kernel_stride * ratio,
         num_blocks,
         extents,
+    )
+
+
+def _cpu_attention_layer(
+    group: int, name: str, spec: AttentionSpec, tensor: torch.Tensor, num_blocks: int, isa: str
+) -> LayerPages:
+    """(block, head, token, K and V), of which only block and head mean what they say."""
+    size = tensor.element_size()
+    ratio, tokens = _kernel_blocks(name, spec, tensor, num_blocks)
+    shape = (num_blocks * ratio, spec.num_kv_heads, tokens, 2 * spec.head_size)
+    if tuple(tensor.shape) != shape or not tensor[0, 0].is_contiguous():
+        raise _refused(f"layer {name}", f"shape {shape}", str(tuple(tensor.shape)))
+    block_stride, head_stride = tensor.stride(0) * size, tensor.stride(1) * size
+    plane = tokens * spec.head_size * size
+    extents: list[Extent] = []
+    for k in range(ratio):
+        for head in range(spec.num_kv_heads):
+            at = k * block_stride + head * head_stride
+            if isa in CPU_BY_COLUMN:
+                column = tokens * size
+                first = k * tokens
+                extents.append(Extent(at, tokens, size, first, spec.head_size, column))
+                extents.append(Extent(at + plane, tokens, spec.head_size * size, first))
+            else:
+                extents.append(Extent(at, 1, 2 * plane))
+    return LayerPages(
+        name,
+        group,
+        region_of_tensor(tensor),
+        tensor.storage_offset() * size,
+        block_stride * ratio,
+        num_blocks,
+        tuple(extents),
     )
 
 

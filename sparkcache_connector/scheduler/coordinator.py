@@ -8,6 +8,7 @@ blocks, opens a file or reads a clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -112,6 +113,7 @@ class Coordinator:
         ranks: tensor-parallel ranks.
         max_tokens: the model's limit.
         counts: where everything is counted.
+        divisible_pages: whether a boundary may fall inside an attention page.
     """
 
     def __init__(
@@ -123,12 +125,15 @@ class Coordinator:
         ranks: int,
         max_tokens: int,
         counts: Counts,
+        divisible_pages: bool = True,
     ) -> None:
         self._config = config
         self._shapes = tuple(shapes)
         recurrent = recurrent_groups(self._shapes)
         self.hybrid = bool(recurrent)
         self.unit = boundary_unit(config.chunk_tokens, hash_block)
+        if not divisible_pages:
+            self.unit = math.lcm(self.unit, *(shape.block_tokens for shape in self._shapes))
         self._policy = BoundaryPolicy(
             unit=self.unit,
             interval=config.checkpoint_interval_tokens,

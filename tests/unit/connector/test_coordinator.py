@@ -404,3 +404,17 @@ def test_tokens_that_were_never_offered_are_a_programming_error():
     engine.add()
     with pytest.raises(RuntimeError, match="never offered"):
         engine.coordinator.allocated("r", 256, engine.table(1_300), private)
+
+
+def test_boundaries_never_fall_inside_pages_that_cannot_be_divided():
+    for divisible, unit in ((True, 256), (False, 768)):
+        coordinator = Coordinator(
+            Config(),
+            shapes=(GroupShape(FULL, 384),),
+            hash_block=128,
+            ranks=1,
+            max_tokens=8_192,
+            counts=Counts(),
+            divisible_pages=divisible,
+        )
+        assert coordinator.unit == unit
