@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,7 @@ from .placement import (
     require_type,
 )
 from .placement_errors import (
+    CoverageError,
     PlacementArgumentError,
     PlacementDeviceError,
     PlacementStateError,
@@ -169,6 +171,7 @@ class _TorchArena(Arena):
 
     def lend(self, owner: Transaction) -> None:
         self.owner, self.event, self.view = owner, None, self._bytes
+        self.gathered = False
 
     def idle(self) -> bool:
         try:
@@ -347,15 +350,19 @@ class _TorchCapture(_TorchTransaction, Capture):
         self.require_open()
         lent = self.owned(arena)
         require_type(spans, Span, "a capture")
-        if lent.event is not None:
-            raise PlacementStateError("the arena is being gathered into; wait, then release it")
+        if lent.gathered:
+            raise PlacementStateError("the arena was submitted already; wait, then release it")
+        _refuse_overlap(spans)
         self.ledger.submit(spans, self.placement.arena_bytes)
+        lent.gathered = True
         lent.event = self.enqueue(
             lambda: _gather(self, lent, spans), sum(span.length for span in spans)
         )
 
     def wait(self, arena: Arena, timeout: float) -> memoryview:
         lent = self.owned(arena)
+        if not lent.gathered:
+            raise PlacementStateError("nothing was submitted for this arena; submit first")
         self.wait_event(lent.event, timeout)
         return lent.view
 
@@ -379,6 +386,14 @@ def _gather(of: _TorchTransaction, arena: _TorchArena, spans: Sequence[Span]) ->
         for span in spans:
             low, high = span.source_offset, span.source_offset + span.length
             arena.host[low:high].copy_(arena.staging[low:high], non_blocking=True)
+
+
+def _refuse_overlap(spans: Sequence[Span]) -> None:
+    for first, second in pairwise(sorted(spans, key=lambda span: span.source_offset)):
+        if second.source_offset < first.source_offset + first.length:
+            raise CoverageError(
+                f"{first} and {second} share the arena's bytes; give each its own place"
+            )
 
 
 def _split(spans: Sequence[Span], arena_bytes: int) -> Sequence[Sequence[Span]]:

@@ -25,6 +25,7 @@ from sparkcache_connector.worker.placement_errors import (
     CoverageError,
     PlacementArgumentError,
     PlacementStateError,
+    PlacementTimeoutError,
     UnverifiedPageError,
 )
 
@@ -50,8 +51,12 @@ class NaiveArena(Arena):
     def __init__(self, owner, nbytes):
         self.owner = owner
         self.view = memoryview(bytearray(nbytes))
+        self.gathered = False
 
     def release(self):
+        if self.owner is not None:
+            self.owner.arenas.remove(self)
+            self.owner.placement.lent -= 1
         self.owner = None
 
 
@@ -90,6 +95,7 @@ class _Naive(PagePlacement, DirectRestore, Capture):
         ]
         self.written = [0] * len(pages)
         self.done = False
+        self.arenas = []
         placement.open += 1
 
     @property
@@ -102,7 +108,12 @@ class _Naive(PagePlacement, DirectRestore, Capture):
 
     def acquire(self, timeout):
         self._require_open()
-        return NaiveArena(self, self.placement.arena_bytes)
+        if self.placement.lent == self.placement.arenas:
+            raise PlacementTimeoutError("no arena")
+        self.placement.lent += 1
+        arena = NaiveArena(self, self.placement.arena_bytes)
+        self.arenas.append(arena)
+        return arena
 
     def submit(self, where, spans):
         self._require_open()
@@ -112,6 +123,8 @@ class _Naive(PagePlacement, DirectRestore, Capture):
             bytes_ = where.view
         else:
             bytes_ = memoryview(where).cast("B")
+        if self.capture and where.gathered:
+            raise PlacementStateError("twice")
         direct = isinstance(self.pages[0], SealedPage)
         require_type(spans, VerifiedPage if direct else Span, "this")
         if direct:
@@ -121,6 +134,10 @@ class _Naive(PagePlacement, DirectRestore, Capture):
                 if v.digest != self.pages[v.page].digest:
                     raise UnverifiedPageError("digest")
             spans = [Span(v.page, 0, v.source_offset, len(self.due[v.page])) for v in spans]
+        if self.capture:
+            places = Counter(s.source_offset + i for s in spans for i in range(s.length))
+            if any(count > 1 for count in places.values()):
+                raise CoverageError("arena bytes are shared")
         written = list(self.written)
         for s in spans:
             if not 0 <= s.page < len(self.pages) or s.length < 1:
@@ -133,6 +150,8 @@ class _Naive(PagePlacement, DirectRestore, Capture):
                 raise CoverageError("twice, or a gap")
             written[s.page] += s.length
         self.written = written
+        if self.capture:
+            where.gathered = True
         for s in spans:
             for i in range(s.length):
                 address = self.due[s.page][s.page_offset + i]
@@ -152,22 +171,33 @@ class _Naive(PagePlacement, DirectRestore, Capture):
         self._require_open()
         if self.written != [len(due) for due in self.due]:
             raise CoverageError("short")
-        self._close()
+        what = "captured" if self.capture else "restored"
+        self._close(
+            transactions_finished=1,
+            launches=1,
+            **{f"bytes_{what}": sum(self.written), f"pages_{what}": len(self.pages)},
+        )
 
     def abort(self, timeout):
         self._require_open()
-        self._close()
+        self._close(transactions_aborted=1)
 
-    def _close(self):
+    def _close(self, **counters):
         self.done = True
+        for arena in list(self.arenas):
+            arena.release()
         self.placement.open -= 1
+        for name, value in counters.items():
+            self.placement.counters[name] = self.placement.counters.get(name, 0) + value
 
 
 class NaivePlacement(Placement):
     name = "naive"
 
     def __init__(self, layout, options):
-        self.layout, self.open = layout, 0
+        self.layout, self.open, self.counters = layout, 0, {}
+        self.lent = 0
+        self.arenas = options.arenas
         self.arena_bytes = options.arena_size(layout)
 
     def fence(self, stream=0):
@@ -186,7 +216,7 @@ class NaivePlacement(Placement):
         return _Naive(self, pages, capture=True)
 
     def stats(self):
-        return PlacementStats()
+        return PlacementStats(**self.counters)
 
     def close(self):
         if self.open:

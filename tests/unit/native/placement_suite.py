@@ -27,6 +27,7 @@ from sparkcache_connector.worker.placement_errors import (
     CoverageError,
     PlacementArgumentError,
     PlacementStateError,
+    PlacementTimeoutError,
     UnverifiedPageError,
 )
 from sparkcache_connector.worker.placement_layout import Extent, LayerPages
@@ -135,13 +136,15 @@ class PlacementSuite:
         rig.write([order.randbytes(size) for size in shape.sizes])
         layout = PageLayout(shape.layers_over(rig.regions))
         assume(layout.largest_page <= ARENA // 4)
-        placement = self.open(layout, PlacementOptions(arena_bytes=ARENA, arenas=3))
-        return order, rig, layout, placement
+        return order, rig, layout
+
+    def opened(self, layout):
+        return self.open(layout, PlacementOptions(arena_bytes=ARENA, arenas=3))
 
     @SLOW
     @given(shapes(), st.integers(0, 2**32))
     def test_capture_reads_exactly_the_pages_and_zeroes_what_is_not_kept(self, shape, seed):
-        order, rig, layout, placement = self.case(shape, seed)
+        order, rig, layout = self.case(shape, seed)
         before = Memory(rig)
         pages = [
             Page(g, b, order.choice([None, 1, order.randrange(1, 30)]))
@@ -150,7 +153,10 @@ class PlacementSuite:
         assume(pages)
         sizes = [layout.page_sizes[p.group] for p in pages]
         got = [bytearray(size) for size in sizes]
-        with placement.begin_capture(pages, placement.fence()) as capture:
+        placement = self.opened(layout)
+        fence = placement.fence()
+        with placement.begin_capture(pages, fence) as capture:
+            fence.close()
             spans, at = [], order.randrange(64)
             for page, page_offset, length in cut(order, sizes, 2):
                 spans.append(Span(page, page_offset, at, length))
@@ -173,14 +179,17 @@ class PlacementSuite:
     @SLOW
     @given(shapes(), st.integers(0, 2**32))
     def test_placement_writes_exactly_the_pages(self, shape, seed):
-        order, rig, layout, placement = self.case(shape, seed)
+        order, rig, layout = self.case(shape, seed)
         pages = [Page(g, b) for g, b in distinct_pages(layout, order, 4)]
         assume(pages)
         expected = Memory(rig)
         encoded = [order.randbytes(layout.page_sizes[p.group]) for p in pages]
         for page, data in zip(pages, encoded, strict=True):
             expected.decode(layout, page.group, page.block, data)
-        with placement.begin_placement(pages, placement.fence()) as placing:
+        placement = self.opened(layout)
+        fence = placement.fence()
+        with placement.begin_placement(pages, fence) as placing:
+            fence.close()
             spans = cut(order, list(map(len, encoded)), 3)
             while spans:
                 part, spans = spans[:3], spans[3:]
@@ -199,7 +208,7 @@ class PlacementSuite:
     @SLOW
     @given(shapes(), st.integers(0, 2**32))
     def test_direct_restore_writes_exactly_the_pages(self, shape, seed):
-        order, rig, layout, placement = self.case(shape, seed)
+        order, rig, layout = self.case(shape, seed)
         named = distinct_pages(layout, order, 6)
         assume(named)
         expected = Memory(rig)
@@ -209,7 +218,10 @@ class PlacementSuite:
         pages = [
             SealedPage(g, b, digest(data)) for (g, b), data in zip(named, encoded, strict=True)
         ]
-        with placement.begin_restore(pages, placement.fence()) as restore:
+        placement = self.opened(layout)
+        fence = placement.fence()
+        with placement.begin_restore(pages, fence) as restore:
+            fence.close()
             todo = list(range(len(pages)))
             order.shuffle(todo)
             while todo:
@@ -229,11 +241,12 @@ class PlacementSuite:
     @SLOW
     @given(shapes(), st.integers(0, 2**32))
     def test_pages_that_share_bytes_are_refused_and_all_others_are_not(self, shape, seed):
-        order, _, layout, placement = self.case(shape, seed)
+        order, _, layout = self.case(shape, seed)
         every = [(g, b) for g, n in layout.blocks.items() for b in range(1, n)]
         named = [order.choice(every) for _ in range(order.randrange(1, 4))]
         flat = [a for g, b in named for a in page_addresses(layout, g, b)]
         pages = [Page(g, b) for g, b in named]
+        placement = self.opened(layout)
         for begin in (placement.begin_placement, placement.begin_capture):
             if len(set(flat)) < len(flat):
                 with pytest.raises(CoverageError, match=r"share bytes|overlap"):
@@ -455,6 +468,55 @@ class PlacementSuite:
             capture.finish(WAIT)
         first, second = bytes(range(1, 25)) + bytes(8), bytes(range(33, 57)) + bytes(8)
         assert got == first + second + b"s" * 37
+        placement.close()
+
+    def test_spans_that_share_an_arenas_bytes_are_refused(self):
+        _, _, placement = self.small()
+        with placement.begin_capture([Page(0, 1), Page(0, 2)]) as capture:
+            arena = capture.acquire(WAIT)
+            with pytest.raises(CoverageError, match="share"):
+                capture.submit(arena, [Span(0, 0, 0, 64), Span(1, 0, 63, 64)])
+            capture.submit(arena, [Span(0, 0, 64, 64), Span(1, 0, 0, 64)])
+            capture.wait(arena, WAIT)
+            capture.finish(WAIT)
+        placement.close()
+
+    def test_an_arena_is_gathered_into_once(self):
+        _, _, placement = self.small()
+        with placement.begin_capture([Page(0, 1), Page(0, 2)]) as capture:
+            arena = capture.acquire(WAIT)
+            capture.submit(arena, [Span(0, 0, 0, 64)])
+            capture.wait(arena, WAIT)
+            with pytest.raises(PlacementStateError):
+                capture.submit(arena, [Span(1, 0, 64, 64)])
+        placement.close()
+
+    def test_more_arenas_than_there_are_time_out_and_come_back(self):
+        _, _, placement = self.small(arenas=2)
+        with placement.begin_restore([SealedPage(0, 1, bytes(32))]) as restore:
+            first, second = restore.acquire(WAIT), restore.acquire(WAIT)
+            with pytest.raises(PlacementTimeoutError):
+                restore.acquire(0.01)
+            first.release()
+            third = restore.acquire(WAIT)
+            restore.submit(third, [VerifiedPage(0, 0, bytes(32))])
+            restore.acquire(WAIT).release()
+            second.release()
+            restore.finish(WAIT)
+        placement.close()
+
+    def test_counters_count(self):
+        _, _, placement = self.small()
+        with placement.begin_placement([Page(0, 1)]) as placing:
+            placing.submit(bytes(64), [Span(0, 0, 0, 64)])
+            placing.finish(WAIT)
+        with placement.begin_capture([Page(1, 1)]):
+            pass
+        stats = placement.stats()
+        assert (stats.bytes_restored, stats.pages_restored) == (64, 1)
+        assert (stats.bytes_captured, stats.pages_captured) == (0, 0)
+        assert (stats.transactions_finished, stats.transactions_aborted) == (1, 1)
+        assert stats.launches >= 1
         placement.close()
 
     def test_an_arena_is_aligned_for_direct_io(self):

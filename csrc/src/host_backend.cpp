@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host_backend.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "status.h"
+
+namespace sparkcache {
+namespace {
+
+/// What a thread claims at a time: far above the cost of claiming, small enough to end together.
+constexpr std::uint64_t kClaimBytes = 512 << 10;
+/// Below this, waking a thread costs more than it saves.
+constexpr std::uint64_t kShareBytes = 1 << 20;
+/// Transparent huge pages come in this size; arenas reserve whole ones.
+constexpr std::size_t kHugePage = 2 << 20;
+
+std::byte* pointer(std::uint64_t address) {
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+}
+
+void copy_part(const Move& move, std::uint64_t skip, std::uint64_t bytes, std::byte* buffer,
+          CopyThreads::Direction direction) {
+    std::byte* const at = buffer + move.buffer + skip;
+    if (move.page == 0) {
+        std::memset(at, 0, bytes);
+        return;
+    }
+    std::byte* const page = pointer(move.page) + skip;
+    if (direction == CopyThreads::Direction::to_pages) {
+        std::memcpy(page, at, bytes);
+    } else {
+        std::memcpy(at, page, bytes);
+    }
+}
+
+}  // namespace
+
+HostArena::HostArena(std::size_t bytes) : data_(nullptr), bytes_(bytes) {
+    // Reserve one huge page more, so that the arena can begin on a huge page.
+    const std::size_t reserved = bytes + kHugePage;
+    void* const memory = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        fail(SPARKCACHE_NO_MEMORY, "arena of %zu bytes: %s; lower spark_cache_cuda_arena_bytes",
+             bytes, std::strerror(errno));
+    }
+    auto* const begin = static_cast<std::byte*>(memory);
+    const std::size_t lead = -reinterpret_cast<std::uintptr_t>(memory) & (kHugePage - 1);
+    if (lead > 0) {
+        ::munmap(begin, lead);
+    }
+    data_ = begin + lead;
+    ::munmap(data_ + bytes, reserved - lead - bytes);
+    ::madvise(data_, bytes_, MADV_HUGEPAGE);  // advice only: without huge pages it is just slower
+}
+
+HostArena::HostArena(HostArena&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+
+HostArena::~HostArena() {
+    if (data_ != nullptr) {
+        ::munmap(data_, bytes_);
+    }
+}
+
+CopyThreads::CopyThreads(unsigned threads) {
+    try {
+        for (unsigned i = 1; i < threads; ++i) {
+            threads_.emplace_back([this] { serve(); });
+        }
+    } catch (const std::system_error&) {
+        // Fewer threads copy as well, only slower; the caller alone always suffices.
+    }
+}
+
+CopyThreads::~CopyThreads() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) {
+        thread.join();
+    }
+}
+
+void CopyThreads::run(std::span<const Move> moves, std::byte* buffer, Direction direction) {
+    std::uint64_t total = 0;
+    for (const Move& move : moves) {
+        total += move.length;
+    }
+    std::unique_lock busy(busy_, std::defer_lock);
+    if (threads_.empty() || total < kShareBytes || !busy.try_lock()) {
+        for (const Move& move : moves) {
+            copy_part(move, 0, move.length, buffer, direction);
+        }
+        return;
+    }
+    Job job{moves, buffer, direction, total};
+    {
+        const std::lock_guard lock(mutex_);
+        job_ = &job;
+        ++round_;
+    }
+    wake_.notify_all();
+    work(job);
+    std::unique_lock lock(mutex_);
+    job_ = nullptr;
+    idle_.wait(lock, [this] { return working_ == 0; });
+}
+
+void CopyThreads::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    const Move move{reinterpret_cast<std::uintptr_t>(to), 0, bytes};
+    // Only read from: moves to pages never write into the buffer.
+    run({&move, 1}, const_cast<std::byte*>(from), Direction::to_pages);
+}
+
+/// Claim stretches of the job's bytes until none is left. Claims ascend, so each thread walks
+/// the moves once.
+void CopyThreads::work(Job& job) {
+    std::size_t index = 0;
+    std::uint64_t begins = 0;  // first byte of moves[index], counted over all moves
+    for (;;) {
+        std::uint64_t at = job.next.fetch_add(kClaimBytes, std::memory_order_relaxed);
+        if (at >= job.total) {
+            return;
+        }
+        const std::uint64_t end = std::min(at + kClaimBytes, job.total);
+        while (begins + job.moves[index].length <= at) {
+            begins += job.moves[index].length;
+            ++index;
+        }
+        while (at < end) {
+            const Move& move = job.moves[index];
+            const std::uint64_t skip = at - begins;
+            const std::uint64_t bytes = std::min(move.length - skip, end - at);
+            copy_part(move, skip, bytes, job.buffer, job.direction);
+            at += bytes;
+            if (skip + bytes == move.length && at < end) {
+                begins += move.length;
+                ++index;
+            }
+        }
+    }
+}
+
+void CopyThreads::serve() {
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        wake_.wait(lock, [&] { return stopping_ || (job_ != nullptr && round_ != seen); });
+        if (stopping_) {
+            return;
+        }
+        seen = round_;
+        Job& job = *job_;
+        ++working_;
+        lock.unlock();
+        work(job);
+        lock.lock();
+        if (--working_ == 0) {
+            idle_.notify_all();
+        }
+    }
+}
+
+HostBackend::HostBackend(std::size_t arena_count, std::size_t arena_bytes, unsigned threads)
+    : threads_(threads) {
+    arenas_.reserve(arena_count);
+    for (std::size_t i = 0; i < arena_count; ++i) {
+        arenas_.emplace_back(arena_bytes);
+    }
+}
+
+void HostBackend::check_region(std::size_t layer, std::uint64_t address,
+                               std::uint64_t /*bytes*/) {
+    if (address == 0) {
+        fail(SPARKCACHE_INVALID_ARGUMENT, "layer %zu: region at address 0", layer);
+    }
+}
+
+std::byte* HostBackend::arena(std::size_t index) noexcept {
+    return arenas_[index].data();
+}
+
+std::shared_ptr<Fence> HostBackend::fence(std::uint64_t /*stream*/) {
+    return nullptr;
+}
+
+void HostBackend::copy_in(std::byte* to, const std::byte* from, std::size_t bytes) {
+    threads_.copy(to, from, bytes);
+}
+
+std::shared_ptr<Work> HostBackend::scatter(std::size_t /*index*/, const std::byte* source,
+                                           std::span<const Move> moves, const Fence* /*after*/) {
+    // Only read from: moves to pages never write into the buffer.
+    threads_.run(moves, const_cast<std::byte*>(source), CopyThreads::Direction::to_pages);
+    launches_.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+}
+
+std::shared_ptr<Work> HostBackend::gather(std::size_t index, std::span<const Move> moves,
+                                          const Fence* /*after*/) {
+    threads_.run(moves, arenas_[index].data(), CopyThreads::Direction::to_buffer);
+    launches_.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+}
+
+std::uint64_t HostBackend::launches() const noexcept {
+    return launches_.load(std::memory_order_relaxed);
+}
+
+}  // namespace sparkcache
