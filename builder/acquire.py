@@ -35,8 +35,8 @@ class Acquirer:
         cache: Cache | None = None,
         settings: index.IndexSettings | None = None,
     ) -> None:
-        self._console = console
-        self._offline = offline
+        self.console = console
+        self.offline = offline
         self._cache = cache if cache is not None else Cache(default_folder())
         self._settings = settings
 
@@ -51,7 +51,7 @@ class Acquirer:
         """
         if pinned is not None and (path := self._from_cache(file, pinned)) is not None:
             return path  # (1)
-        if self._offline:  # (2)
+        if self.offline:  # (2)
             raise OfflineError(
                 f"{file.filename}: expected it in the download cache with --offline, found "
                 "none; run once without --offline (`python -m builder acquire`)"
@@ -84,7 +84,7 @@ class Acquirer:
             # another process may have finished it while this one waited for the lock
             if pinned is not None and (path := self._from_cache(file, pinned)) is not None:
                 return path
-            fetch(found.url, found.shown, partial, session, self._console, size=size)  # (4)
+            fetch(found.url, found.shown, partial, session, self.console, size=size)  # (4)
             digest = digest_of(partial)  # (5)
             if digest.sha256 != (expected or digest.sha256):
                 partial.unlink()
@@ -99,8 +99,8 @@ class Acquirer:
         try:
             return self._cache.find(pinned)
         except CacheError as error:
-            if self._offline:
+            if self.offline:
                 raise
-            self._console.say(f"{file.filename}: {error.problem}; downloading it again")
+            self.console.say(f"{file.filename}: {error.problem}; downloading it again")
             self._cache.discard(pinned.sha256)
             return None

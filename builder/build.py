@@ -31,6 +31,7 @@ from builder.console import Console
 from builder.errors import BuildError
 from builder.package import CONTRACT, Packaged, Recipe, package
 from builder.pinned import Pinned, PinnedFile
+from builder.prove import fetch_release
 from builder.pyz import judge_source, target_files, write_pyz
 from builder.receipt import Input
 from builder.source import SourceProvider
@@ -39,7 +40,7 @@ from builder.source_wheel import WheelSource
 from builder.target import IndexFile, Layout
 from verify import strictjson
 
-SOURCES = ("wheel", "sdist")
+SOURCES = ("wheel", "sdist", "git")
 CONNECTOR_SCHEMA = "sparkcache.connector/v1"
 PYZ = "verify.pyz"
 
@@ -115,6 +116,8 @@ def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Ac
         sdist = _acquire(acquirer, pinned.sdist, pinned.version)
         inputs.append(Input(pinned.sdist.filename, pinned.sdist.sha256, pinned.sdist.size))
         provider = SdistSource(sdist, pinned.sdist.project, pinned.version)
+    elif source == "git":
+        provider = fetch_release(checked.target, acquirer)
     else:
         provider = WheelSource(wheel)
         differs = base_pin.differs

@@ -2,6 +2,10 @@
 
 Run it after any change of patches, modules or target.yaml, and commit what it writes.
 --check generates them in memory and compares: exit code 1 names every file that is stale.
+
+`pin prove` fetches the target's exact commit from its git repository, stores the raw commit
+and root tree beside the pins, and marks the commit as proven: from then on anyone can check
+without git and without the network that the release is that commit's.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from builder.bundle import write_file
 from builder.console import Console
 from builder.inputs import add_target_arguments, obtain, pinned_digests
 from builder.pin import Inputs, make_pins
+from builder.prove import prove
 from builder.target import Layout
 
 NAME = "pin"
@@ -23,7 +28,13 @@ HELP = "generate pins, contract and manifests, or check them"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.add_argument(
+        "action", nargs="?", choices=("prove",), help="prove: add the commit's raw objects"
+    )
     add_target_arguments(parser)
+    parser.add_argument(
+        "--git", metavar="URL", help="with prove: the repository (default: target.yaml's)"
+    )
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument(
         "--files",
@@ -37,6 +48,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Generate and write, or compare."""
     layout = Layout.open(args.checkout, args.target)
     target = layout.read_target()
+    if args.action == "prove":
+        acquirer = Acquirer(console, offline=args.offline)
+        for path in prove(layout, target, acquirer, args.git):
+            print(f"wrote {path.relative_to(layout.checkout)}")
+        console.say(f"builder pin: {target.name}: commit {target.commit} is proven")
+        return 0
+    if args.git is not None:
+        console.say("builder pin: --git belongs to `pin prove`")
+        return 2
     pinned = pinned_digests(layout)
     acquirer = Acquirer(console, offline=args.offline)
 

@@ -19,8 +19,20 @@ from builder.errors import BuildError
 from builder.package import PinMismatchError, Recipe
 from builder.source import SourceError
 from builder.target import Layout
+from tests import small_repository
 from tests.small_checkout import make_checkout
-from tests.small_target import MODULE, MODULES, NAME, PATCHED, PLATFORMS, SERIES, TOUCHED
+from tests.small_target import (
+    COMMIT,
+    MODULE,
+    MODULES,
+    NAME,
+    PATCHED,
+    PLATFORMS,
+    SERIES,
+    TOUCHED,
+    SmallTarget,
+    release,
+)
 from verify import strictjson
 
 BASE = "cpu-x86_64"
@@ -84,6 +96,33 @@ def test_both_sources_make_the_same_wheels(checkout: Path) -> None:
     for source in ("wheel", "sdist"):
         bundle = run(checkout, source=source)
         digests.append({file.name: sha256(file) for file in bundle.glob("*.whl")})
+    assert digests[0] == digests[1]
+
+
+def test_the_git_source_makes_the_same_wheels_and_names_no_other_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = small_repository.make(tmp_path / "up", release())
+    target = SmallTarget()
+    target.target_yaml = target.target_yaml.replace(COMMIT, commit).replace(
+        "https://example.invalid/vllm", (tmp_path / "up").as_uri()
+    )
+    target.patches = {
+        name: data.replace(COMMIT.encode(), commit.encode())
+        for name, data in target.patches.items()
+    }
+    checkout = make_checkout(tmp_path / "checkout", target)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "git-cache"))
+    layout = Layout.open(checkout, NAME)
+    cache = Cache(checkout / "cache" / "sparkcache" / "downloads")
+    digests = []
+    for source in ("wheel", "git"):
+        acquirer = Acquirer(Console(), offline=source == "wheel", cache=cache)
+        made = prepare(layout, read_pins(layout), BASE, source, acquirer)
+        build(made, checkout / "dist", accept, Console())
+        bundle = checkout / "dist" / NAME / BASE
+        digests.append({file.name: sha256(file) for file in bundle.iterdir()})
+        assert len(made.inputs) == 1
     assert digests[0] == digests[1]
 
 
