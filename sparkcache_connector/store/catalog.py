@@ -177,7 +177,10 @@ class Catalog:
                 " WHERE usable AND identity = (SELECT id FROM identities WHERE digest = ?)",
                 (identity,),
             ).fetchall()
-        return {row[0] for row in rows}
+        contexts = {row[0] for row in rows}
+        if not all(type(context) is bytes for context in contexts):
+            raise CatalogDamaged("a context digest is not a blob")
+        return contexts
 
     def root(self, identity: bytes, context: bytes) -> RootRow | None:
         """Return one root; None if it is not catalogued."""
@@ -208,7 +211,7 @@ class Catalog:
         """Return all packs."""
         with self._reading() as db:
             rows = db.execute("SELECT name, size, allocated FROM packs").fetchall()
-        return [PackRow(*row) for row in rows]
+        return [_pack_row(row) for row in rows]
 
     def unreferenced_packs(self, among: Iterable[bytes] | None = None) -> list[PackRow]:
         """Return the packs in which no root has a page: all of them, or those among some."""
@@ -225,7 +228,7 @@ class Catalog:
                     for name in among
                     for row in db.execute(query + " AND p.name = ?", (name,)).fetchall()
                 ]
-        return [PackRow(*row) for row in rows]
+        return [_pack_row(row) for row in rows]
 
     def live_extents(self, pack_id: bytes) -> list[tuple[int, int]]:
         """Return the disjoint byte ranges of a pack that roots reference, in order."""
@@ -322,6 +325,15 @@ class Catalog:
                 [(when, stamp, identity, context) for identity, context, when, stamp in used],
             )
 
+    def set_unusable(self, identity: bytes, context: bytes) -> None:
+        """Note that no key of the ring vouches for a root; its packs stay referenced."""
+        with self._changing() as db:
+            db.execute(
+                "UPDATE roots SET usable = 0 WHERE context = ?"
+                " AND identity = (SELECT id FROM identities WHERE digest = ?)",
+                (context, identity),
+            )
+
     def clamp_uses(self, now_ns: int) -> None:
         """Move uses that lie in the future (the clock went back) to now."""
         with self._changing() as db:
@@ -357,22 +369,36 @@ class Catalog:
 
 
 def _root_row(row: Any) -> RootRow:
-    (identity, context, boundary, rank, pages, size, allocated, stamp, usable, created, used) = row[
-        :11
-    ]
+    identity, context, boundary, rank, pages, size, allocated, stamp, usable, made, used, _ = row
+    _expect(bytes, identity, context)
+    _expect(int, boundary, rank, pages, size, allocated, usable, made, used)
+    _expect(str, stamp)
     return RootRow(
-        identity,
-        context,
-        boundary,
-        rank,
-        pages,
-        size,
-        allocated,
-        stamp,
-        bool(usable),
-        created,
-        used,
+        identity=identity,
+        context=context,
+        boundary=boundary,
+        rank=rank,
+        pages=pages,
+        bytes=size,
+        allocated=allocated,
+        stamp=stamp,
+        usable=bool(usable),
+        created_ns=made,
+        used_ns=used,
     )
+
+
+def _pack_row(row: Any) -> PackRow:
+    name, size, allocated = row
+    _expect(bytes, name)
+    _expect(int, size, allocated)
+    return PackRow(name, size, allocated)
+
+
+def _expect(kind: type, *values: object) -> None:
+    """SQLite reads whatever type a damaged page spells."""
+    if not all(isinstance(value, kind) for value in values):
+        raise CatalogDamaged("a column holds a value of another type")
 
 
 def _insert_pack(db: sqlite3.Connection, row: PackRow) -> None:

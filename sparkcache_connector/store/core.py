@@ -99,12 +99,13 @@ class Core:
         self.touched: dict[tuple[bytes, bytes], int] = {}
         self.added: set[bytes] = set()
         self.removed: set[bytes] = set()
+        self.exact = True
+        """Whether the catalog is known to say what the files say; not after a failed change."""
         self.closed = False
         self._off: tuple[Reason, float] | None = None
+        self.held: set[bytes] = set()
+        self.allocated = 0
         self.catalog = self._open_catalog()
-        self.catalog.clamp_uses(self.clock_ns())
-        self.held = self.catalog.contexts(identity)
-        self.allocated = self.catalog.totals().allocated
         self.high, self.low = self._watermarks()
 
     # -- catalog ---------------------------------------------------------------------------
@@ -119,10 +120,12 @@ class Core:
                 keys_known = catalog.get_mark(_KEYS) == self._keys_mark()
                 if keys_known and catalog.get_mark(_CLEAN) == self._clean_mark():
                     catalog.set_mark(_CLEAN, None)
+                    self._load(catalog)
                     return catalog
                 catalog.check()
                 catalog.set_mark(_CLEAN, None)
                 self._reconcile(catalog, trust_stamps=keys_known)
+                self._load(catalog)
             except BaseException:
                 catalog.close()
                 raise
@@ -140,6 +143,7 @@ class Core:
                         self.files.unlink(self.area.root.fd, name)
                 catalog = Catalog(place)
                 self._reconcile(catalog, trust_stamps=False)
+                self._load(catalog)
             except (CatalogDamaged, OSError) as error:
                 if place == IN_MEMORY:
                     raise Refused(
@@ -182,7 +186,6 @@ class Core:
                 log.warning("catalog of %s: %s; it is rebuilt", self.area.root.path, damage)
                 self.catalog.close()
                 self.catalog = self._rebuilt_catalog(f"{self.area.root.path}/{CATALOG_NAME}")
-                self._refresh()
             try:
                 return action(self.catalog)
             except CatalogDamaged as damage:
@@ -200,15 +203,16 @@ class Core:
             swept = 0 if self.in_flight else self.sweep_temporaries()
             self.with_catalog(Catalog.check)
             self.with_catalog(lambda catalog: self._reconcile(catalog, trust_stamps=True))
-            self._refresh()
+            self.with_catalog(self._load)
             return swept + self.counters.total() - before
 
-    def _refresh(self) -> None:
-        """Take over what the catalog says after it was compared with the files."""
-        held = self.catalog.contexts(self.identity)
+    def _load(self, catalog: Catalog) -> None:
+        """Take over what a catalog says that agrees with the files."""
+        catalog.clamp_uses(self.clock_ns())
+        held = catalog.contexts(self.identity)
+        self.allocated = catalog.totals().allocated
         self._changed(held - self.held, self.held - held)
         self.held = held
-        self.allocated = self.catalog.totals().allocated
 
     def _keys_mark(self) -> str:
         return ",".join(key.key_id.hex() for key in self.keys.keys)
@@ -226,6 +230,8 @@ class Core:
         A directory's time has the kernel's clock tick as its step: a change right after the
         mark could leave the same time. So the mark waits until the last change is older.
         """
+        if not self.exact:
+            return
         newest = os.fstat(self.area.packs.fd).st_mtime_ns
         for name in self.area.roots.names():
             newest = max(newest, self.area.roots.status(name).st_mtime_ns)
@@ -292,6 +298,13 @@ class Core:
             elif identity == self.identity:
                 self.held.discard(context)
 
+    def stop_offering(self, context: bytes) -> None:
+        """Leave a root where it is, because it may be somebody's, but do not offer it again."""
+        with self.lock:
+            self.with_catalog(lambda catalog: catalog.set_unusable(self.identity, context))
+            self.held.discard(context)
+            self._changed(set(), {context})
+
     def move_to_quarantine(self, identity: bytes, context: bytes, reason: Reason) -> None:
         """Move a manifest to the quarantine directory; remove it if it cannot be moved."""
         name = manifest_name(context)
@@ -303,13 +316,15 @@ class Core:
             identity.hex()[:16],
             reason,
         )
-        with suppress(OSError, Miss):
+        try:
             directory = self.area.identity(identity)
             try:
                 self.files.rename(directory.fd, name, kept, self.area.quarantine.fd)
             except OSError:
                 self.files.unlink(directory.fd, name)
             self._bound_quarantine()
+        except (OSError, Miss):
+            self.exact = False
 
     def _bound_quarantine(self) -> None:
         names = self.area.quarantine.names()

@@ -73,6 +73,9 @@ WRONG_BYTES: Final = frozenset(
 )
 """Reasons for which a root is taken out of service: its bytes are wrong, not the machine."""
 
+LEFT_ALONE: Final = frozenset({Reason.NEWER_FORMAT, Reason.UNKNOWN_KEY, Reason.FOREIGN})
+"""Reasons for which a root is not offered again but its files are not touched."""
+
 PUBLISHING_STOPS: Final = frozenset(
     {Reason.DISK_FULL, Reason.READ_ONLY, Reason.DENIED, Reason.DISK_ERROR, Reason.UNSYNCED}
 )

@@ -153,6 +153,7 @@ def remove_roots(core: Core, rows: Sequence[RootRow]) -> None:
             for descriptor in touched:
                 core.files.sync_directory(descriptor, "evict-dir")
         except OSError as error:
+            core.exact = False
             raise _refused("eviction", error) from error
         finally:
             core.forget_roots(gone)
@@ -171,6 +172,7 @@ def remove_dead_packs(core: Core) -> int:
                 core.files.unlink(core.area.packs.fd, pack_name(row.pack_id))
                 removed.append(row)
         except OSError as error:
+            core.exact = False
             raise _refused("eviction", error) from error
         finally:
             if removed:

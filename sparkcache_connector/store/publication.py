@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sparkcache_connector.store.catalog import PackRow
@@ -179,9 +179,11 @@ def _write(
         job.stop.check()
         return _make_visible(core, manifest, packs, sum(referenced))
     except BaseException:
-        for pack in packs:
-            with suppress(OSError):
+        try:
+            for pack in packs:
                 core.files.unlink(core.area.packs.fd, pack_name(pack.pack_id))
+        except OSError:
+            core.exact = False
         raise
 
 

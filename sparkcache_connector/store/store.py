@@ -15,6 +15,7 @@ from sparkcache_connector.store.catalog import Catalog
 from sparkcache_connector.store.core import Core, Options
 from sparkcache_connector.store.durable import Files
 from sparkcache_connector.store.errors import (
+    LEFT_ALONE,
     WRONG_BYTES,
     Miss,
     Reason,
@@ -259,6 +260,8 @@ class Store:
             core.count("plan", miss.reason)
             if miss.reason is Reason.ABSENT or miss.reason in WRONG_BYTES:
                 core.take_out(core.identity, context, miss.reason)
+            elif miss.reason in LEFT_ALONE:
+                core.stop_offering(context)
             raise
         core.touched[core.identity, context] = core.clock_ns()
         core.count("plan", "hit")
