@@ -167,7 +167,9 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         )
         digest = identity.digest()
         placement = open_placement(geometry.layout, _placement_options(self._config))
-        store = open_store(str(self._root / f"rank-{rank}"), digest, rank, self._config)
+        store = open_store(
+            str(self._root / _rank_name(vllm_config, rank)), digest, rank, self._config
+        )
         self._rank = Rank(store, placement, geometry, rank, self._config, self._counts)
         self._inventory = self._rank.introduce()
         _log.info(
@@ -475,6 +477,13 @@ def _cache_root(config: Config) -> Path:
         return Path(config.root)
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "sparkcache"
+
+
+def _rank_name(vllm_config: VllmConfig, rank: int) -> str:
+    """Directory of one rank; replicas of one model on one machine have one each."""
+    parallel = vllm_config.parallel_config
+    replica = f"replica-{parallel.data_parallel_rank}-" if parallel.data_parallel_size > 1 else ""
+    return f"{replica}rank-{rank}"
 
 
 def _check_contract(root: Path, *, recurrent: bool) -> str:

@@ -148,6 +148,7 @@ class Coordinator:
         self._pending = _Pending()
         self._copying: dict[int, set[int]] = {}
         self._released: list[int] = []
+        self._told = (0, 0, 0)
         self.quorum = Quorum(ranks)
         self._ledger = PublicationLedger(ranks, config.max_delayed_stores)
         self._tracker = AttemptTracker(
@@ -482,8 +483,13 @@ class Coordinator:
             self._released.append(number)
 
     def _gauge(self) -> None:
-        self._counts.set("sparkcache_publications_held", to=len(self._copying))
-        self._counts.set("sparkcache_attempts", to=self._tracker.alive)
+        """Tell what changed; an idle engine has nothing to tell."""
+        now = (len(self._copying), self._tracker.alive, len(self.quorum))
+        if now != self._told:
+            self._told = now
+            names = ("sparkcache_publications_held", "sparkcache_attempts", "sparkcache_roots")
+            for name, value in zip(names, now, strict=True):
+                self._counts.set(name, to=value)
 
 
 @dataclass(slots=True)

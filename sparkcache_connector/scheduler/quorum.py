@@ -162,6 +162,7 @@ class Quorum:
         self._all = (1 << ranks) - 1
         self._ranks = [_Rank() for _ in range(ranks)]
         self._holders: dict[bytes, int] = {}
+        self._complete = 0
         self._retired: deque[str] = deque(maxlen=_RETIRED_GENERATIONS * ranks)
         self.version = 0
 
@@ -171,7 +172,7 @@ class Quorum:
 
     def __len__(self) -> int:
         """Roots that every rank holds."""
-        return sum(mask == self._all for mask in self._holders.values())
+        return self._complete
 
     @property
     def out_of_step(self) -> frozenset[int]:
@@ -204,23 +205,28 @@ class Quorum:
 
     def discard(self, root: bytes) -> None:
         """Forget a root at once, before its ranks have reported that it is gone."""
-        if self._holders.pop(root, None) is not None:
+        if root in self._holders:
+            self._set(root, 0)
             self.version += 1
 
     def _apply(self, report: Report) -> None:
         bit = 1 << report.rank
         for root in report.removed:
-            left = self._holders.get(root, 0) & ~bit
-            if left:
-                self._holders[root] = left
-            else:
-                self._holders.pop(root, None)
+            self._set(root, self._holders.get(root, 0) & ~bit)
         for root in report.added:
-            self._holders[root] = self._holders.get(root, 0) | bit
+            self._set(root, self._holders.get(root, 0) | bit)
         self.version += 1
+
+    def _set(self, root: bytes, holders: int) -> None:
+        self._complete += (holders == self._all) - (self._holders.get(root) == self._all)
+        if holders:
+            self._holders[root] = holders
+        else:
+            self._holders.pop(root, None)
 
     def _withdraw(self, index: int) -> None:
         self._ranks[index].in_step = False
         keep = ~(1 << index)
-        self._holders = {r: m & keep for r, m in self._holders.items() if m & keep}
+        for root, holders in list(self._holders.items()):
+            self._set(root, holders & keep)
         self.version += 1

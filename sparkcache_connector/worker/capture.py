@@ -1,7 +1,8 @@
 """Copies proven pages out of the engine's memory and stores them, off the model's thread.
 
 One thread takes publications in the order in which the scheduler named them, so that a
-later root finds the pages of an earlier one. Per publication:
+later root finds the pages of an earlier one; when it has nothing to do for a minute, it
+expires, compacts and sweeps the store. Per publication:
 
 1. gather the pages behind the fence, arena by arena, into memory of our own;
 2. say that the engine's blocks are not read any more;
@@ -39,8 +40,9 @@ from sparkcache_connector.worker.placement import (
     Span,
 )
 
-_log = logging.getLogger("sparkcache.capture")
+_log = logging.getLogger("vllm.sparkcache.capture")
 _ALIGNMENT = 4096
+_MAINTENANCE_SECONDS = 60.0
 
 GROUP_KINDS = {
     FULL: GroupKind.FULL_ATTENTION,
@@ -124,7 +126,14 @@ class CaptureWorker:
             self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_MAINTENANCE_SECONDS)
+            except queue.Empty:
+                self._maintain()
+                continue
+            if job is None:
+                return
             fate = _Fate(started_at=time.monotonic())
             try:
                 self._publish(job, fate)
@@ -136,7 +145,15 @@ class CaptureWorker:
             except Exception:
                 fate.reason = "internal"
                 _log.exception("publication %d failed", job.order.number)
+            if job.fence is not None:
+                job.fence.close()
             self._say(job.order, fate, job.named_at)
+
+    def _maintain(self) -> None:
+        try:
+            self._store.maintain()
+        except StoreError as error:
+            _log.warning("maintenance: %s", error)
 
     def _publish(self, job: _Job, fate: _Fate) -> None:
         order = job.order
@@ -182,8 +199,6 @@ class CaptureWorker:
                 arena.release()
                 done += len(spans)
             capture.finish(DRAIN_TIMEOUT)
-        if fence is not None:
-            fence.close()
         return self._group_pages(order, target, sizes, offsets)
 
     def _group_pages(

@@ -29,7 +29,7 @@ from sparkcache_connector.worker.capture import CaptureWorker
 from sparkcache_connector.worker.placement import Fence, Placement
 from sparkcache_connector.worker.restore import Ended, RestoreWorker
 
-_log = logging.getLogger("sparkcache.rank")
+_log = logging.getLogger("vllm.sparkcache.rank")
 
 
 def open_store(path: str, identity: bytes, rank: int, config: Config) -> Store | None:

@@ -40,7 +40,7 @@ from sparkcache_connector.worker.placement import (
 )
 from sparkcache_connector.worker.placement_errors import PlacementTimeoutError
 
-_log = logging.getLogger("sparkcache.restore")
+_log = logging.getLogger("vllm.sparkcache.restore")
 _DRAIN_SLICE = 1.0
 # Bytes that do not fit this engine are as useless as wrong ones, and stay so.
 GEOMETRY = "geometry"

@@ -211,6 +211,10 @@ class UnreliableChannel(RuleBasedStateMachine):
             if self.quorum.holds(root):
                 assert all(root in ever for ever in self.ever)
 
+    @invariant()
+    def number_of_complete_roots_is_exact(self):
+        assert len(self.quorum) == sum(self.quorum.holds(root) for root in (A, B, C))
+
 
 TestUnreliableChannel = UnreliableChannel.TestCase
 TestUnreliableChannel.settings = settings(max_examples=60, stateful_step_count=30)
