@@ -17,12 +17,13 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from builder.acquire import Acquirer
+from builder.attest.dsse import Signer
 from builder.bundle import staging, write_file
 from builder.cache import Digest
 from builder.composed import check_target, compose_pinned
@@ -127,6 +128,7 @@ def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Ac
         pinned=pinned,
         base=base,
         wheel=wheel,
+        source=source,
         inputs=inputs,
         composition=composition,
         patches={each.name: each.data for each in checked.series.patches},
@@ -135,8 +137,10 @@ def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Ac
     )
 
 
-def build(recipe: Recipe, out: Path, judge: Judge, console: Console) -> Packaged:
-    """Package ``recipe``, let ``judge`` decide, publish ``out/<target>/<base>/``.
+def build(
+    recipe: Recipe, out: Path, signers: Sequence[Signer], judge: Judge, console: Console
+) -> Packaged:
+    """Package and sign ``recipe``, let ``judge`` decide, publish ``out/<target>/<base>/``.
 
     Raises:
         BuildError: when anything fails; nothing is published then.
@@ -149,7 +153,7 @@ def build(recipe: Recipe, out: Path, judge: Judge, console: Console) -> Packaged
 
     with staging(final, waiting=waiting) as stage:
         console.say(f"{name}: packaging {recipe.pinned.bases[recipe.base].filename}")
-        packaged = package(recipe, stage)
+        packaged = package(recipe, stage, signers)
         console.say(f"{name}: judging the bundle")
         judge(stage.path, name)
     return packaged

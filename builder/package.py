@@ -7,7 +7,8 @@ LICENSE and NOTICE in the checkout. Steps of :func:`package`:
 2. repack the base wheel with the composition's changes;
 3. what the packaging rule made of version and metadata is what the pins say;
 4. the connector wheel, bound to its source;
-5. licence files, bill of materials, and the receipt over all of it.
+5. licence files, bill of materials, and the receipt over all of it;
+6. the attestations, signed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from builder.attest.assemble import FILENAME as ATTESTATIONS
+from builder.attest.assemble import Evidence, attestations
+from builder.attest.dsse import Signer
 from builder.bom import Connector, Patched, Upstream, bom
 from builder.bundle import Artifact, Staging
 from builder.compose import Composition
@@ -59,7 +63,8 @@ class PinMismatchError(BuildError):
 class Recipe:
     """Everything that one bundle is made of.
 
-    ``wheel`` is the base wheel, already verified; ``inputs`` what was read from outside;
+    ``wheel`` is the base wheel, already verified; ``source`` says where the release's files
+    were read from (``wheel``, ``sdist``), ``inputs`` what was read from outside;
     ``patches`` the patch files in series order; ``native`` the files of the native library
     for this base's architecture, by path in the connector's wheel.
     """
@@ -68,6 +73,7 @@ class Recipe:
     pinned: Pinned
     base: str
     wheel: Path
+    source: str
     inputs: Sequence[Input]
     composition: Composition
     patches: Mapping[str, bytes]
@@ -91,12 +97,13 @@ class Packaged:
     size: int
 
 
-def package(recipe: Recipe, stage: Staging) -> Packaged:
-    """Write every file of the bundle into ``stage``.
+def package(recipe: Recipe, stage: Staging, signers: Sequence[Signer]) -> Packaged:
+    """Write every file of the bundle into ``stage``; ``signers`` sign its attestations.
 
     Raises:
         PinMismatchError: when something is not what the pins say.
         BuildError: when the base wheel or the connector's source cannot be packaged.
+        KeyUseError: when a signer cannot sign.
         OutputError: when a file cannot be written.
     """
     pinned = recipe.pinned
@@ -114,12 +121,25 @@ def package(recipe: Recipe, stage: Staging) -> Packaged:
     connector = _connector(recipe, stage)  # (4)
     for name in LICENSES:  # (5)
         stage.write(name, (recipe.checkout / name).read_bytes())
-    stage.write(BOM, _bom(recipe, wheel_name, wheel, connector, stage))
+    materials = _bom(recipe, wheel_name, wheel, connector, stage)
+    stage.write(BOM, materials)
     artifacts = stage.artifacts
     stage.write(
         RECEIPT,
         receipt(pinned.json, pinned.sha256, recipe.base, recipe.inputs, connector, artifacts),
     )
+    evidence = Evidence(  # (6)
+        pinned=pinned,
+        base=recipe.base,
+        source=recipe.source,
+        git=recipe.git,
+        inputs=recipe.inputs,
+        connector=connector,
+        wheel=wheel_name,
+        bom=materials,
+        artifacts={name: artifact.sha256 for name, artifact in stage.artifacts.items()},
+    )
+    stage.write(ATTESTATIONS, attestations(evidence, signers))
     size = sum(artifact.size for artifact in stage.artifacts.values())
     return Packaged(wheel_name, connector.filename, connector.version, size)
 

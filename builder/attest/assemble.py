@@ -81,7 +81,11 @@ def dependencies(evidence: Evidence) -> list[Dependency]:
     pinned, target = evidence.pinned, evidence.pinned.target
     projects = {file.filename: file.project for file in (pinned.sdist, *pinned.bases.values())}
     folder = f"overlay/targets/{target}"
+    commit = Dependency(
+        "commit", {"gitCommit": pinned.commit or ""}, f"git+{evidence.git}@{pinned.commit}"
+    )
     return [
+        *((commit,) if evidence.source == "git" else ()),
         *(
             index_dependency(projects[each.name], pinned.version, each.name, each.sha256)
             for each in evidence.inputs
@@ -112,7 +116,8 @@ def identities(evidence: Evidence) -> Identities:
     source = top.record("source")
     return Identities(
         commit=evidence.pinned.commit,
-        commit_proven=top.record("commit").text("status") == "proven",
+        # fetching from git ends with the commit's own bytes hashed to its id
+        commit_proven=evidence.source == "git" or top.record("commit").text("status") == "proven",
         git=evidence.git,
         tree=source.git_id("tree"),
         vllm_tree=source.git_id("vllm_tree"),

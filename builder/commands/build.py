@@ -1,18 +1,21 @@
 """Build the patched vLLM's bundle, let the judge decide, and publish it below dist/.
 
 The bundle is published only when the judge accepts it; a failed or interrupted build leaves
-an earlier bundle as it was. Prints one line per bundle.
+an earlier bundle as it was. Its attestations are signed with the key that docs/attestation.md
+says. Prints one summary line.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import time
 from pathlib import Path
 from types import FrameType
 
 from builder.acquire import Acquirer
+from builder.attest.signers import choose_signer
 from builder.build import SOURCES, CheckoutJudge, build, prepare, write_judge
 from builder.composed import read_pins
 from builder.console import Console
@@ -36,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--source",
         choices=SOURCES,
         default="wheel",
-        help="where the release's files are read from; both are proven to be the same "
+        help="where the release's files are read from; each is proven to be the same "
         "(default: wheel)",
     )
     parser.add_argument(
@@ -56,12 +59,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return 2
     out: Path = args.out if args.out is not None else layout.checkout / "dist"
     acquirer = Acquirer(console, offline=args.offline)
+    signer = choose_signer(os.environ, console.say, layout.checkout)
     judge = CheckoutJudge(layout.checkout, layout.name)
     size = 0
     bases = list(pinned.bases) if base == "all" else [base]
     for name in bases:
         recipe = prepare(layout, pinned, name, args.source, acquirer)
-        packaged = build(recipe, out, judge, console)
+        packaged = build(recipe, out, [signer], judge, console)
         size += packaged.size
         console.say(f"{layout.name}/{name}: {packaged.wheel}")
         console.say(f"{layout.name}/{name}: {packaged.connector}")

@@ -90,6 +90,8 @@ def build_twice(
         environment |= {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
         environment |= conditions.environment
         environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(cache or checkout / "cache")}
+        # one key for both: with another key the signatures differ, and nothing else may
+        environment["XDG_CONFIG_HOME"] = str(scratch / "config")
         command = [sys.executable, "-m", "tests.reproduce.shuffled", str(conditions.seed), plant]
         done = subprocess.run(
             [*command, "build", "--target", target, "--base", base],

@@ -1,6 +1,7 @@
 """PKG 11, 12 and 15: the bundle is whole, and its papers describe it.
 
-11. The directory holds exactly the files that the receipt lists, byte for byte.
+11. The directory holds exactly the files that the receipt lists, byte for byte, and may hold
+    attestations, which speak about the receipt and so cannot be in it.
 12. The receipt says what the pins say.
 15. The bill of materials is CycloneDX and names this vLLM, by version and digest.
 """
@@ -23,6 +24,7 @@ from verify.strictjson import Json
 
 RECEIPT = "receipt.json"
 BOM = "bom.cdx.json"
+ATTESTATIONS = "attestations.intoto.jsonl"
 PAPERS = frozenset({RECEIPT, BOM, "LICENSE", "NOTICE"})
 
 
@@ -57,7 +59,7 @@ def judge_listing(
     for path in sorted(listed.keys() - digests.keys() - defective):
         message = "the receipt lists a file that is missing"
         rec.fail("PKG-11", path, message, expected=listed[path].sha256, actual="no file")
-    for path in sorted(digests.keys() - listed.keys() - {RECEIPT}):
+    for path in sorted(digests.keys() - listed.keys() - {RECEIPT, ATTESTATIONS}):
         message = "a file that the receipt does not list"
         rec.fail("PKG-11", path, message, expected="no file", actual="a file")
     for path in sorted(listed.keys() & digests.keys()):

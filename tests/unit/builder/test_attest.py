@@ -216,6 +216,19 @@ def test_sdist_is_a_dependency_only_when_it_was_the_source() -> None:
     }
 
 
+def test_commit_is_a_dependency_and_proven_only_when_git_was_the_source() -> None:
+    provenance, composed, _ = parsed(replace(EVIDENCE, source="git"))
+    definition = provenance["predicate"]["buildDefinition"]
+    consumed = {each["name"]: each for each in definition["resolvedDependencies"]}
+    assert consumed["commit"] == {
+        "name": "commit",
+        "uri": f"git+https://example.invalid/vllm@{'2c' * 20}",
+        "digest": {"gitCommit": "2c" * 20},
+    }
+    assert composed["predicate"]["proven"]["commit"] == "2c" * 20
+    assert composed["predicate"]["claimed"] == {"git": "https://example.invalid/vllm"}
+
+
 def test_composition_is_about_the_wheel_and_repeats_the_pins() -> None:
     found = parsed()[1]
     assert found["predicateType"] == "urn:sparkcache:vllm:composition/v1"

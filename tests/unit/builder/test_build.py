@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from installer.sources import WheelFile
 
 from builder.acquire import Acquirer
-from builder.build import JudgementError, build, prepare, write_judge
+from builder.attest.dsse import pae
+from builder.attest.keys import ECDSA_P256, PrivateKey
+from builder.build import CheckoutJudge, JudgementError, build, prepare, write_judge
 from builder.cache import Cache
 from builder.composed import TargetStateError, read_pins
 from builder.console import Console
@@ -36,6 +41,7 @@ from tests.small_target import (
 from verify import strictjson
 
 BASE = "cpu-x86_64"
+KEY = PrivateKey.generate()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +66,7 @@ def accept(folder: Path, name: str) -> None:
 
 
 def run(checkout: Path, base: str = BASE, source: str = "wheel") -> Path:
-    build(recipe(checkout, base, source), checkout / "dist", accept, Console())
+    build(recipe(checkout, base, source), checkout / "dist", [KEY], accept, Console())
     return checkout / "dist" / NAME / base
 
 
@@ -76,7 +82,7 @@ def test_bundle_is_complete_and_its_receipt_covers_every_other_file(
     bundle = run(checkout, base, source)
     receipt = json.loads((bundle / "receipt.json").read_bytes())
     names = {file.name for file in bundle.iterdir()}
-    assert names == {*receipt["artifacts"], "receipt.json"}
+    assert names == {*receipt["artifacts"], "receipt.json", "attestations.intoto.jsonl"}
     assert {"LICENSE", "NOTICE", "bom.cdx.json"} < names
     assert sum(name.endswith(".whl") for name in names) == 2
     for name, artifact in receipt["artifacts"].items():
@@ -119,11 +125,13 @@ def test_the_git_source_makes_the_same_wheels_and_names_no_other_input(
     for source in ("wheel", "git"):
         acquirer = Acquirer(Console(), offline=source == "wheel", cache=cache)
         made = prepare(layout, read_pins(layout), BASE, source, acquirer)
-        build(made, checkout / "dist", accept, Console())
+        build(made, checkout / "dist", [KEY], accept, Console())
         bundle = checkout / "dist" / NAME / BASE
         digests.append({file.name: sha256(file) for file in bundle.iterdir()})
         assert len(made.inputs) == 1
+    signed = [output.pop("attestations.intoto.jsonl") for output in digests]
     assert digests[0] == digests[1]
+    assert signed[0] != signed[1]  # they say which source it was
 
 
 def test_wheel_holds_base_patches_modules_and_the_base_wheels_own_files(checkout: Path) -> None:
@@ -179,7 +187,7 @@ def test_bundle_that_the_judge_refuses_is_not_published(checkout: Path) -> None:
         raise JudgementError(name, 1, "PKG-5: no")
 
     with pytest.raises(JudgementError, match=r"PKG-5: no\nv0\.28\.0/cpu-x86_64: the judge did"):
-        build(recipe(checkout), checkout / "dist", refuse, Console())
+        build(recipe(checkout), checkout / "dist", [KEY], refuse, Console())
     assert {file.name: sha256(file) for file in before.iterdir()} == kept
     assert [entry.name for entry in before.parent.iterdir()] == [BASE]
 
@@ -278,10 +286,69 @@ def test_base_wheel_whose_source_is_not_the_release_is_refused(checkout: Path) -
 
 def test_judge_is_written_with_this_checkouts_pins(checkout: Path) -> None:
     layout = Layout.open(checkout, NAME)
-    (checkout / "verify" / "__main__.py").touch()
     pyz = write_judge(layout, read_pins(layout), checkout / "dist")
     assert pyz == checkout / "dist" / NAME / "verify.pyz"
     assert pyz.stat().st_mode & 0o777 == 0o755
     first = sha256(pyz)
     edit(layout.pins.with_name("contract.json"))
     assert sha256(write_judge(layout, read_pins(layout), checkout / "dist")) != first
+
+
+def test_attestations_are_signed_over_every_other_file(checkout: Path) -> None:
+    bundle = run(checkout)
+    lines = [
+        json.loads(line)
+        for line in (bundle / "attestations.intoto.jsonl").read_bytes().splitlines()
+    ]
+    assert {each["keyid"] for line in lines for each in line["signatures"]} == {KEY.key_id}
+    provenance = json.loads(base64.b64decode(lines[0]["payload"]))
+    assert {each["name"]: each["digest"]["sha256"] for each in provenance["subject"]} == {
+        file.name: sha256(file) for file in bundle.iterdir() if file.suffix != ".jsonl"
+    }
+    for line in lines:
+        message = pae(base64.b64decode(line["payload"]))
+        (signature,) = line["signatures"]
+        assert KEY.public.verifies(base64.b64decode(signature["sig"]), message)
+
+
+def test_two_keys_change_the_signatures_and_nothing_else(checkout: Path) -> None:
+    outputs = []
+    for key in (KEY, PrivateKey.generate(ECDSA_P256)):
+        build(recipe(checkout), checkout / "dist", [key], accept, Console())
+        outputs.append(
+            {file.name: file.read_bytes() for file in (checkout / "dist" / NAME / BASE).iterdir()}
+        )
+    attestations = [output.pop("attestations.intoto.jsonl") for output in outputs]
+    assert outputs[0] == outputs[1]
+    payloads = [
+        [json.loads(line)["payload"] for line in text.splitlines()] for text in attestations
+    ]
+    assert payloads[0] == payloads[1]
+    assert attestations[0] != attestations[1]
+
+
+@pytest.mark.parametrize("base", ["cpu-x86_64", "cuda-x86_64"])
+def test_judge_accepts_what_was_built_with_and_without_a_checkout(
+    checkout: Path, base: str
+) -> None:
+    layout = Layout.open(checkout, NAME)
+    build(
+        recipe(checkout, base), checkout / "dist", [KEY], CheckoutJudge(checkout, NAME), Console()
+    )
+    pyz = write_judge(layout, read_pins(layout), checkout / "dist")
+    done = subprocess.run(
+        [sys.executable, "-I", str(pyz), "bundle", str(pyz.parent / base)],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_judge_refuses_what_does_not_fit_the_pins(checkout: Path) -> None:
+    made = recipe(checkout)
+    (checkout / "overlay" / "targets" / NAME / "contract.json").write_bytes(b"{}\n")
+    with pytest.raises(JudgementError, match=r"CONTRACT-1[\s\S]*the judge did not accept it"):
+        build(made, checkout / "dist", [KEY], CheckoutJudge(checkout, NAME), Console())
+    assert list((checkout / "dist" / NAME).iterdir()) == []
