@@ -63,6 +63,20 @@ def interpreter(name: str, root: Path = ROOT) -> Path:
     return root / name / "bin" / "python"
 
 
+def tiny_model(family: str, python: Path, *, seed: int = 0, cache: Path | None = None) -> Path:
+    """Return the folder of a tiny model, made by the environment of `python` if need be."""
+    place = ["--cache", str(cache)] if cache else []
+    command = [python, "-P", REPOSITORY / "tests" / "support" / "tiny_models.py", *place]
+    made = subprocess.run(
+        [*command, "--seed", str(seed), family],
+        stdout=subprocess.PIPE,
+        env=_clean_environment(),
+        text=True,
+        check=True,
+    )
+    return Path(made.stdout.strip())
+
+
 def make(names: Iterable[str], root: Path = ROOT, bundle: Path = BUNDLE) -> dict[str, str]:
     """Bring `base` and the named environments up to date; return what the last of them imports.
 
