@@ -51,6 +51,11 @@ build: $(TOOLS) ## the patched vLLM's bundle, judged, in dist/; BASE=cpu-x86_64,
 reproduce: $(TOOLS) ## two builds under different conditions, compared byte for byte
 	@$(PY) -m tests.reproduce --target $(TARGET) --base $(BASE)
 
+.PHONY: engine
+engine: $(TOOLS) ## the engine environments: .engine/stock (published vLLM) and .engine/patched (our wheel)
+	@$(PY) -m builder build --target $(TARGET) --base cpu-x86_64
+	@$(PYTHON) tests/support/engine_env.py
+
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
 	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ left as it is; one whose making was interrupted is made again.
 
 Steps, per environment:
 
-1. The key is taken: this file, the locks, the interpreter, and for a vLLM the wheel's SHA-256.
+1. The key is taken: how it is made, the locks, the interpreter, and for a vLLM the wheel's bytes.
 2. Where the stamp of a finished environment holds that key, nothing is left to do.
 3. base: torch 2.13.0 (the CPU build where pip finds one, else the plain release with its own
    requirements), then `requirements/engine.lock` with every hash checked.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -66,7 +67,7 @@ def interpreter(name: str, root: Path = ROOT) -> Path:
 def tiny_model(family: str, python: Path, *, seed: int = 0, cache: Path | None = None) -> Path:
     """Return the folder of a tiny model, made by the environment of `python` if need be."""
     place = ["--cache", str(cache)] if cache else []
-    command = [python, "-P", REPOSITORY / "tests" / "support" / "tiny_models.py", *place]
+    command = [python, "-P", Path(__file__).with_name("tiny_models.py"), *place]
     made = subprocess.run(
         [*command, "--seed", str(seed), family],
         stdout=subprocess.PIPE,
@@ -87,7 +88,11 @@ def make(names: Iterable[str], root: Path = ROOT, bundle: Path = BUNDLE) -> dict
     root.mkdir(parents=True, exist_ok=True)
     with _held(root / "lock"):
         base_key = _digest(
-            Path(__file__).read_bytes(), LOCK.read_bytes(), sys.version.encode(), TORCH.encode()
+            inspect.getsource(_fill_base).encode(),
+            inspect.getsource(_fill_vllm).encode(),
+            LOCK.read_bytes(),
+            sys.version.encode(),
+            TORCH.encode(),
         )
         facts = _ensure(root / "base", base_key, _fill_base)
         for name in names:
@@ -221,22 +226,22 @@ def _run(what: str, command: list[str]) -> None:
     """Run `command`, showing on a terminal the line it is at; its last lines explain a failure."""
     started = time.monotonic()
     lines: list[str] = []
-    process = subprocess.Popen(
+    width = shutil.get_terminal_size().columns - 1
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=_clean_environment(),
-    )
-    assert process.stdout is not None
-    width = shutil.get_terminal_size().columns - 1
-    for line in process.stdout:
-        lines.append(line.rstrip())
-        if sys.stderr.isatty():
-            print(f"\r\033[K{what}: {lines[-1]}"[:width], end="", file=sys.stderr, flush=True)
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if sys.stderr.isatty():
+                print(f"\r\033[K{what}: {lines[-1]}"[:width], end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    if process.wait():
+    if process.returncode:
         tail = "\n".join(lines[-15:])
         raise EngineError(f"{what} failed: {' '.join(command)}\n{tail}")
     _say(f"{what}: {time.monotonic() - started:.0f} s")
