@@ -56,6 +56,10 @@ engine: $(TOOLS) ## the engine environments: .engine/stock (published vLLM) and 
 	@$(PY) -m builder build --target $(TARGET) --base cpu-x86_64
 	@$(PYTHON) tests/support/engine_env.py
 
+.PHONY: conformance
+conformance: engine ## vLLM's own tests on both builds; TESTS=--full for all of the touched area
+	@$(PY) -m tests.conformance $(TESTS)
+
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
 	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
