@@ -228,6 +228,24 @@ def _take_lock(root: Directory, path: str) -> int:
     return lock
 
 
+def owner_of(area: Area) -> int | None:
+    """Return the process id of the running owner of a cache root; None if nobody owns it.
+
+    The kernel's list of locks is asked; trying the lock could get in the way of an engine
+    that starts at this moment.
+    """
+    try:
+        inode = area.root.status(LOCK_NAME).st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in locks.splitlines():
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
+            return int(fields[4])
+    return None
+
+
 _CHECK: Final = "check the directory, its owner and its file system"
 _ADVICE: Final = {
     Reason.FOREIGN: "use a directory of your own with mode 0700 that is reached without a link",

@@ -5,8 +5,8 @@ it. Its pages are read in *segments*: neighbouring pages of one run, cut at fixe
 the run, so that two roots that share pages share segments too. Of several restores that want
 one segment at the same time, one reads; the others get a copy.
 
-Each segment first asks the page cache without waiting; what is not there is read past it, in
-place if the caller's memory allows. A pack that is read for the second time by one process
+A segment that is in the page cache is copied from there; any other is read past it, in place
+if the caller's memory allows. A pack that is read for the second time by one process
 is read through the page cache, because it will be wanted a third time.
 """
 
@@ -26,6 +26,7 @@ from sparkcache_connector.store.durable import Directory
 from sparkcache_connector.store.errors import Miss, Reason, reason_of
 from sparkcache_connector.store.manifest import DIGEST_BYTES, Manifest
 from sparkcache_connector.store.pack import pack_name, page_digest, stride
+from sparkcache_connector.store.residency import is_resident
 from sparkcache_connector.store.workers import Stop, Workers, run_in_order
 from sparkcache_connector.store.writer import SEGMENT_BYTES, aligned_scratch
 
@@ -36,7 +37,6 @@ Verified = Callable[[int, int, int], None]
 """Called in manifest order with (group, first page, number of pages) that are now verified."""
 
 _REMEMBERED_PACKS: Final = 4096
-_CACHE_REFUSES: Final = frozenset({errno.EAGAIN, errno.EOPNOTSUPP})
 
 
 @dataclass
@@ -255,13 +255,14 @@ class Reader:
     def _fill(
         self, pack: OpenPack, offset: int, page_bytes: int, targets: Sequence[Writable]
     ) -> None:
-        """Fill the targets from the pack: from the page cache, in place, or through a copy."""
+        """Fill the targets from the pack, in place if the memory's alignment allows it."""
         step = stride(page_bytes)
         span = step * len(targets)
-        descriptor = pack.buffered if pack.direct is None or pack.warm else pack.direct
+        descriptor = pack.buffered
+        cached = pack.direct is None or pack.warm or is_resident(pack.buffered, offset, span)
+        if not cached and pack.direct is not None:
+            descriptor = pack.direct
         if step == page_bytes:
-            if _read_cached(pack, targets, offset, span):
-                return
             try:
                 _read_exactly(descriptor, targets, offset, pack.subject)
                 return
@@ -270,8 +271,7 @@ class Reader:
                 if error.errno != errno.EINVAL:
                     raise
         scratch = aligned_scratch(self._workers, span)[:span]
-        if not _read_cached(pack, [scratch], offset, span):
-            _read_exactly(descriptor, [scratch], offset, pack.subject)
+        _read_exactly(descriptor, [scratch], offset, pack.subject)
         for index, target in enumerate(targets):
             target[:] = scratch[index * step : index * step + page_bytes]
 
@@ -302,16 +302,6 @@ def cut(manifest: Manifest, destinations: Destinations) -> Iterator[Segment]:
                     yield Segment(index, at + first, last - first, run.pack, offset)
                     first = last
             at += run.count
-
-
-def _read_cached(pack: OpenPack, targets: Sequence[Writable], offset: int, span: int) -> bool:
-    """Read from the page cache if all of it is there; never waits for the disk."""
-    try:
-        return os.preadv(pack.buffered, targets, offset, os.RWF_NOWAIT) == span
-    except OSError as error:
-        if error.errno in _CACHE_REFUSES:
-            return False
-        raise
 
 
 def _read_exactly(descriptor: int, targets: Sequence[Writable], offset: int, subject: str) -> None:
