@@ -28,9 +28,9 @@ ALLOWED_SKIPS = ROOT / "tests" / "allowed-skips.txt"
 class Suite:
     """One suite: what it shows, and the command that shows it.
 
-    ``pytest`` holds pytest arguments; ``make`` names a target that is the whole suite.
-    ``python`` is the interpreter relative to the checkout; ``needs`` are make targets
-    that must have run before.
+    ``pytest`` holds pytest arguments; ``make`` names targets (with variables) that are the
+    whole suite. ``python`` is the interpreter relative to the checkout; ``needs`` are
+    targets that must have run before.
     """
 
     name: str
@@ -54,9 +54,35 @@ class Outcome:
     ok: bool = True
 
 
+ENGINE = ".engine/patched/bin/python"
+APART = ("verify", "store", "native")
+
 SUITES: tuple[Suite, ...] = (
     Suite("lint", "ruff and mypy strict", make=("lint",)),
-    Suite("unit", "pure modules, formats, automata, the patcher", pytest=("tests/unit",)),
+    Suite(
+        "unit",
+        "builder and connector: formats, automata, the patcher",
+        pytest=("tests/unit", *(f"--ignore=tests/unit/{name}" for name in APART)),
+    ),
+    Suite("verify", "the judge and its mutations", pytest=("tests/unit/verify",)),
+    Suite(
+        "store",
+        "the store: properties, faults, crashes",
+        pytest=("tests/unit/store", "tests/crash"),
+    ),
+    Suite("native", "the placement library on the host", pytest=("tests/unit/native",)),
+    Suite("build", "every bundle is built and judged", make=("build BASE=all",)),
+    Suite("reproduce", "two builds are equal in every byte", make=("reproduce BASE=cpu-x86_64",)),
+    Suite(
+        "engine",
+        "the overlay's rules and the connector's lifetimes on the real classes",
+        pytest=("tests/engine",),
+        python=ENGINE,
+        needs=("engine",),
+        env={"SPARKCACHE_STOCK_PYTHON": str(ROOT / ".engine/stock/bin/python")},
+    ),
+    Suite("conformance", "vLLM's own tests, unpatched and patched", make=("conformance",)),
+    Suite("e2e", "a real engine, killed and restarted", pytest=("tests/e2e",), needs=("engine",)),
 )
 
 
@@ -87,7 +113,7 @@ def run(suite: Suite, allowed: Sequence[re.Pattern[str]]) -> Outcome:
     start = time.monotonic()
     env = os.environ | suite.env
     for target in (*suite.needs, *suite.make):
-        if subprocess.run(["make", target], cwd=ROOT, env=env, check=False).returncode:
+        if subprocess.run(["make", *target.split()], cwd=ROOT, env=env, check=False).returncode:
             return Outcome(failed=1, ok=False, seconds=time.monotonic() - start)
     outcome = Outcome(passed=1) if suite.make else Outcome()
     if suite.pytest:
