@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.say(f"builder {args.command}: {error}")
         return REFUSED
     except KeyboardInterrupt:
-        console.say(f"builder {args.command}: interrupted; a download resumes where it stopped")
+        console.say(f"builder {args.command}: interrupted; run it again to continue")
         return INTERRUPTED
     except Exception:
         traceback.print_exc()
