@@ -51,6 +51,15 @@ build: $(TOOLS) ## the patched vLLM's bundle, judged, in dist/; BASE=cpu-x86_64,
 reproduce: $(TOOLS) ## two builds under different conditions, compared byte for byte
 	@$(PY) -m tests.reproduce --target $(TARGET) --base $(BASE)
 
+# ARCH and SITE say what the base image is; BASE_IMAGE=NAME@sha256:HEX names it, when known.
+ARCH ?= $(shell uname -m)
+SITE ?= /usr/local/lib/python3.12/dist-packages
+
+.PHONY: image
+image: $(TOOLS) ## an OCI image layout that goes over a vLLM image, in dist/
+	@$(PY) -m builder build --target $(TARGET) --base cuda-$(ARCH)
+	@$(PY) -m builder image --target $(TARGET) --arch $(ARCH) --site $(SITE) --base-image "$(BASE_IMAGE)"
+
 .PHONY: engine
 engine: $(TOOLS) ## the engine environments: .engine/stock (published vLLM) and .engine/patched (our wheel)
 	@$(PY) -m builder build --target $(TARGET) --base cpu-x86_64
