@@ -245,6 +245,8 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         """Know the pool whose blocks are referenced while they are copied."""
         self._scheduler.pool = gpu_block_pool
+        # However slow the disk: at least half of the pool stays the engine's.
+        self._scheduler.coordinator.held_blocks_limit = gpu_block_pool.num_gpu_blocks // 2
 
     def on_new_request(self, request: Request) -> None:
         """Digest a request's content once."""

@@ -146,10 +146,13 @@ class Coordinator:
         self._requests: dict[str, _Request] = {}
         self._loading: dict[str, LoadOrder] = {}
         self._pending = _Pending()
-        self._copying: dict[int, set[int]] = {}
+        self._copying: dict[int, _Copy] = {}
+        self._held_blocks = 0
         self._released: list[int] = []
         self._told = (0, 0, 0)
         self.quorum = Quorum(ranks)
+        # Blocks that publications may keep from being recycled; the caller knows the pool.
+        self.held_blocks_limit = 1 << 62
         self._ledger = PublicationLedger(ranks, config.max_delayed_stores)
         self._tracker = AttemptTracker(
             Topology(len(self._shapes), recurrent, hash_block),
@@ -294,14 +297,11 @@ class Coordinator:
             if not state.admitted:
                 self._admit(scheduled.request, state, step.now)
             reached = scheduled.computed + scheduled.scheduled
-            result = self._tracker.step(
-                scheduled.request,
-                Evidence.parse(
-                    evidence.get(scheduled.request), tails.get(scheduled.request), reached
-                ),
-                reached,
-                self.quorum.holds,
-            )
+            raw = evidence.get(scheduled.request) if evidence else None
+            found = None
+            if raw is not None:
+                found = Evidence.parse(raw, tails.get(scheduled.request), reached)
+            result = self._tracker.step(scheduled.request, found, reached, self.quorum.holds)
             for refusal in result.refused:
                 self._counts.add("sparkcache_proofs_refused_total", refusal.reason.value)
                 self._pending.log.append(refusal.describe(scheduled.request))
@@ -450,13 +450,18 @@ class Coordinator:
                 self._skip("source_missing")
                 return None
             groups.append(GroupBlocks(index, pages.first, blocks, pages.last_positions))
+        held = sum(len(group.blocks) for group in groups)
+        if self._held_blocks + held > self.held_blocks_limit:
+            self._skip("too_many_held_blocks")
+            return None
         number = self._ledger.open(root)
         if isinstance(number, Refused):
             self._skip(number.value)
             return None
         base = self._base(state, boundary)
         state.published[boundary] = root
-        self._copying[number] = set()
+        self._copying[number] = _Copy(held)
+        self._held_blocks += held
         return PublishOrder(number, request, root, boundary, base, tuple(groups), ready)
 
     def _base(self, state: _Request, boundary: int) -> bytes | None:
@@ -474,12 +479,13 @@ class Coordinator:
         self._counts.add("sparkcache_publication_failures_total", reason)
 
     def _copied(self, rank: int, number: int) -> None:
-        ranks = self._copying.get(number)
-        if ranks is None:
+        copy = self._copying.get(number)
+        if copy is None:
             return
-        ranks.add(rank)
-        if len(ranks) == self._ranks:
+        copy.ranks.add(rank)
+        if len(copy.ranks) == self._ranks:
             del self._copying[number]
+            self._held_blocks -= copy.blocks
             self._released.append(number)
 
     def _gauge(self) -> None:
@@ -490,6 +496,14 @@ class Coordinator:
             names = ("sparkcache_publications_held", "sparkcache_attempts", "sparkcache_roots")
             for name, value in zip(names, now, strict=True):
                 self._counts.set(name, to=value)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Blocks that are held for a publication, and the ranks that have read them."""
+
+    blocks: int
+    ranks: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)

@@ -418,3 +418,16 @@ def test_boundaries_never_fall_inside_pages_that_cannot_be_divided():
             divisible_pages=divisible,
         )
         assert coordinator.unit == unit
+
+
+def test_blocks_held_for_publications_are_bounded_and_the_rest_is_skipped():
+    engine = Engine(DENSE, checkpoint_interval_tokens=512)
+    engine.coordinator.held_blocks_limit = 11
+    engine.holds()
+    engine.add()
+    (order,) = engine.step(0, 1_300, engine.table(1_300))[1]
+    assert order.boundary == 512
+    assert engine.counted()[("sparkcache_publication_failures_total", "too_many_held_blocks")] == 2
+    engine.coordinator.absorb(RankReport(0, copied=(order.number,)))
+    engine.add("s", [7, *PROMPT])
+    assert len(engine.step(0, 1_300, engine.table(1_300), request="s")[1]) == 1
