@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the engine environment (`make engine`)")
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# The model of a scheduler's worker is shared with the tests of the overlay.
+sys.path.insert(0, str(Path(__file__).parents[1] / "overlay"))
 
 from rank_harness import BLOCK, BLOCKS, PADDED, ROW, SHAPES, STATE, Rank  # noqa: E402
 
@@ -95,3 +102,9 @@ def make_rank(tmp_path, memory):
 @pytest.fixture
 def rank(make_rank):
     return make_rank()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # What vLLM and the packages below it warn about on import is not ours to fix.
+    for category in ("DeprecationWarning", "UserWarning", "FutureWarning"):
+        config.addinivalue_line("filterwarnings", f"ignore::{category}")
