@@ -26,7 +26,7 @@ from builder.acquire import Acquirer
 from builder.attest.dsse import Signer
 from builder.bundle import staging, write_file
 from builder.cache import Digest
-from builder.composed import check_target, compose_pinned
+from builder.composed import TargetStateError, check_target, compose_pinned
 from builder.connector_wheel import read_source
 from builder.console import Console
 from builder.errors import BuildError
@@ -114,6 +114,8 @@ def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Ac
     provider: SourceProvider
     differs: Mapping[str, str] | None = None
     if source == "sdist":
+        if pinned.sdist is None:
+            raise TargetStateError(layout.name, ["no sdist is pinned: build with --source git"])
         sdist = _acquire(acquirer, pinned.sdist, pinned.version)
         inputs.append(Input(pinned.sdist.filename, pinned.sdist.sha256, pinned.sdist.size))
         provider = SdistSource(sdist, pinned.sdist.project, pinned.version)

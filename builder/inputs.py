@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
 from builder.acquire import Acquirer
 from builder.cache import Digest, digest_of
 from builder.errors import BuildError
 from builder.pin import Input
-from builder.target import BASES, IndexFile, Layout
+from builder.prove import fetch_release
+from builder.source import SourceProvider
+from builder.source_sdist import SdistSource
+from builder.target import BASES, IndexFile, Layout, Target
 from verify import strictjson
 from verify.strictjson import Record
 
@@ -56,10 +60,11 @@ def pinned_digests(layout: Layout) -> dict[str, Digest]:
     what = str(layout.pins.relative_to(layout.checkout))
     top = Record(strictjson.parse(layout.pins.read_bytes(), what), what)
     bases = top.record("bases")
-    records = [top.record("sdist"), *(bases.record(name) for name in bases)]
+    records = [top.record_or_null("sdist"), *(bases.record(name) for name in bases)]
     return {
         record.text("filename"): Digest(record.sha256("sha256"), record.integer("size"))
         for record in records
+        if record is not None
     }
 
 
@@ -84,3 +89,31 @@ def obtain(
             f"{found.sha256} ({found.size} bytes)"
         )
     return Input(file, given, found)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseInput:
+    """The release of a target: its files, and the sdist that they are from, if any."""
+
+    provider: SourceProvider
+    sdist: Input | None
+
+
+def obtain_release(
+    layout: Layout, target: Target, acquirer: Acquirer, files: Path | None = None
+) -> ReleaseInput:
+    """Return the release from the target's sdist, or from git where it has none.
+
+    ``files`` is a folder that may hold the sdist already.
+
+    Raises:
+        BuildError: when it cannot be acquired as pinned.
+    """
+    if target.sdist is None:
+        return ReleaseInput(fetch_release(target, acquirer), None)
+    given = files / target.sdist.filename if files is not None else None
+    pinned = pinned_digests(layout).get(target.sdist.filename)
+    sdist = obtain(
+        target.sdist, pinned, acquirer, given if given is not None and given.is_file() else None
+    )
+    return ReleaseInput(SdistSource(sdist.path, target.sdist.project, target.version), sdist)

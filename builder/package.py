@@ -193,11 +193,10 @@ def _bom(
 ) -> bytes:
     pinned = recipe.pinned
     base = pinned.bases[recipe.base]
-    release = Upstream("vllm", pinned.version, pinned.sdist.sha256)
-    if base.project == release.project:
-        ancestors = [Upstream(base.project, pinned.version, base.sha256)]
-    else:
-        ancestors = [release, Upstream(base.project, pinned.version, base.sha256)]
+    ancestors = [Upstream(base.project, pinned.version, base.sha256)]
+    if pinned.sdist is not None and base.project != pinned.sdist.project:
+        release = Upstream(pinned.sdist.project, pinned.version, pinned.sdist.sha256)
+        ancestors = [release, *ancestors]
     return bom(
         Patched(
             local_version=pinned.local_version,

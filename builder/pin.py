@@ -1,6 +1,6 @@
 """Generates everything below ``overlay/targets/<target>/`` that is not written by hand.
 
-Inputs are the sdist, the base wheels, the patch series, the modules and ``target.yaml``;
+Inputs are the release, the base wheels, the patch series, the modules and ``target.yaml``;
 outputs are ``pins.json``, ``contract.json``, ``source.manifest`` and ``bases/*.manifest``
 (docs/build.md). The same inputs give the same bytes.
 """
@@ -19,8 +19,7 @@ from builder.contract import contract_paths, make_contract
 from builder.errors import BuildError
 from builder.patcher import Content
 from builder.series import Series
-from builder.source import Release, scan
-from builder.source_sdist import SdistSource
+from builder.source import Release, SourceProvider, scan
 from builder.target import IndexFile, Layout, Target
 from builder.wheel_version import local_version
 from verify import gitobj, strictjson
@@ -46,9 +45,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files that pins are generated from."""
+    """What pins are generated from: the release, its sdist if it is one, and base wheels."""
 
-    sdist: Input
+    release: SourceProvider
+    sdist: Input | None
     bases: Mapping[str, Input]
 
 
@@ -63,9 +63,8 @@ def make_pins(layout: Layout, inputs: Inputs, say: Callable[[str], None]) -> dic
     series = Series.read(layout.patches, target.base_trailer)
     modules = read_modules(layout.modules)
     wanted = {*series.paths(), *target.contract}
-    say(f"reading {inputs.sdist.path.name}")
-    provider = SdistSource(inputs.sdist.path, target.sdist.project, target.version)
-    release = scan(provider, keep=wanted)
+    say(f"reading {inputs.release.name}")
+    release = scan(inputs.release, keep=wanted)
     before = {path: Content(file.mode or "", file.data) for path, file in release.kept.items()}
     composition = compose(
         series, modules, {path: before.get(path) for path in series.paths()}, release.manifest
@@ -94,7 +93,7 @@ def make_pins(layout: Layout, inputs: Inputs, say: Callable[[str], None]) -> dic
             "local_version": local_version(target.version, target.revision),
             "commit": _commit(layout, target, release),
             "source": _source(release),
-            "sdist": _index_file(inputs.sdist),
+            "sdist": None if inputs.sdist is None else _index_file(inputs.sdist),
             "bases": bases,
             "patches": [
                 {"name": patch.name, "sha256": hashlib.sha256(patch.data).hexdigest()}
@@ -135,7 +134,7 @@ def _commit(layout: Layout, target: Target, release: Release) -> Json:
     for what, expected, found in steps:
         if expected != found:
             raise PinError(
-                f"{what}: expected {expected}, found {found}: the sdist is not the commit that "
+                f"{what}: expected {expected}, found {found}: the release is not the commit that "
                 "target.yaml names"
             )
     return {"id": target.commit, "status": "proven"}

@@ -54,7 +54,7 @@ class Pinned:
     local_version: str
     commit: str | None
     source_manifest_sha256: str
-    sdist: PinnedFile
+    sdist: PinnedFile | None
     bases: Mapping[str, PinnedBase]
     patches: Mapping[str, str]
     files: Mapping[str, str | None]
@@ -74,6 +74,7 @@ class Pinned:
             raise TypeError("Record accepted what is no object")
         top.expect("schema", SCHEMA)
         bases = top.record("bases")
+        sdist = top.record_or_null("sdist")
         posts = ((file.text("path"), file.record_or_null("post")) for file in top.records("files"))
         return cls(
             json=parsed,
@@ -83,7 +84,7 @@ class Pinned:
             local_version=top.text("local_version"),
             commit=top.record("commit").text_or_null("id"),
             source_manifest_sha256=top.record("source").record("manifest").sha256("sha256"),
-            sdist=_file(top.record("sdist")),
+            sdist=None if sdist is None else _file(sdist),
             bases={name: _base(bases.record(name)) for name in bases},
             patches={each.text("name"): each.sha256("sha256") for each in top.records("patches")},
             files={path: None if post is None else post.sha256("sha256") for path, post in posts},

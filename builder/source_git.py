@@ -13,6 +13,7 @@ and symbolic links in the tree.
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ _SETTINGS = {
     "credential.helper": "",
 }
 _BLOBS_AT_ONCE = 256
+_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _KINDS = {"120000": "a symbolic link", "160000": "a submodule"}
 
 
@@ -156,6 +158,10 @@ def fetch(
         SourceError: naming what was refused, what was expected and what was found.
     """
     _check_url(url)
+    if not _COMMIT.match(commit):
+        raise SourceError(
+            _shown(url), f"expected a commit by its 40 lower-case hex digits, found {commit[:60]!r}"
+        )
     repository = cache / f"{commit}.git"
     with _lock(cache):
         if not (repository / "HEAD").is_file():

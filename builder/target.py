@@ -50,14 +50,17 @@ class BaseIntent:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One exact vLLM commit that we support, as a person described it."""
+    """One exact vLLM commit that we support, as a person described it.
+
+    ``sdist`` is None where none was published: then the release comes from git.
+    """
 
     name: str
     version: str
     commit: str | None
     git: str
     revision: int
-    sdist: IndexFile
+    sdist: IndexFile | None
     bases: Mapping[str, BaseIntent]
     contract: Mapping[str, tuple[str, ...]]
 
@@ -196,19 +199,22 @@ def _target(record: Record) -> Target:
         record.fail("revision", "expected 1 or more")
     bases = record.record("bases")
     contract = record.record("contract")
-    sdist = record.record("sdist")
+    sdist = record.record_or_null("sdist")
     target = Target(
         name=name,
         version=version,
         commit=commit,
         git=record.text("git"),
         revision=revision,
-        sdist=_index_file(sdist, version),
+        sdist=None if sdist is None else _index_file(sdist, version),
         bases={base: _base(base, version, bases) for base in bases},
         contract={path: _contract_file(path, contract) for path in contract},
     )
     for part in (sdist, bases, contract, record):
-        part.done()
+        if part is not None:
+            part.done()
+    if target.sdist is None and target.commit is None:
+        record.fail("sdist", "expected an sdist or a commit: the release comes from one of them")
     return target
 
 

@@ -126,7 +126,7 @@ class Pins:
     commit: str | None
     proven: bool
     source: Source
-    sdist: Download
+    sdist: Download | None
     bases: Mapping[str, Base]
     patches: tuple[Named, ...]
     files: tuple[Touched, ...]
@@ -157,6 +157,7 @@ class Pins:
             commit.fail("id", "expected the id of the proven commit, found null")
         commit.done()
         bases = top.record("bases")
+        sdist = top.record_or_null("sdist")
         contract = top.record("contract")
         composed = top.record("composed")
         pins = cls(
@@ -166,7 +167,7 @@ class Pins:
             commit=commit_id,
             proven=status == "proven",
             source=_source(top.record("source")),
-            sdist=_download(top.record("sdist"), done=True),
+            sdist=None if sdist is None else _download(sdist, done=True),
             bases={name: _base(name, bases.record(name)) for name in bases},
             patches=tuple(named(each) for each in top.records("patches")),
             files=tuple(_touched(each) for each in top.records("files")),

@@ -79,7 +79,8 @@ def attestations(evidence: Evidence, signers: Iterable[Signer]) -> bytes:
 def dependencies(evidence: Evidence) -> list[Dependency]:
     """Return exactly what the build consumed."""
     pinned, target = evidence.pinned, evidence.pinned.target
-    projects = {file.filename: file.project for file in (pinned.sdist, *pinned.bases.values())}
+    files = [*pinned.bases.values(), *((pinned.sdist,) if pinned.sdist is not None else ())]
+    projects = {file.filename: file.project for file in files}
     folder = f"overlay/targets/{target}"
     commit = Dependency(
         "commit", {"gitCommit": pinned.commit or ""}, f"git+{evidence.git}@{pinned.commit}"

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Acquire the named files."""
     layout = Layout.open(args.checkout, args.target)
     target = layout.read_target()
-    known: dict[str, IndexFile] = {"sdist": target.sdist}
+    known: dict[str, IndexFile] = {"sdist": target.sdist} if target.sdist is not None else {}
     known |= {name: base.file for name, base in target.bases.items()}
     names = args.what or [base_of_this_machine()]
     unknown = [name for name in names if name not in known and name != "all"]

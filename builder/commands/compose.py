@@ -12,8 +12,7 @@ from pathlib import Path
 from builder.acquire import Acquirer
 from builder.composed import check_target, compose_pinned, read_pins
 from builder.console import Console
-from builder.inputs import add_target_arguments, obtain, pinned_digests
-from builder.source_sdist import SdistSource
+from builder.inputs import add_target_arguments, obtain_release
 from builder.target import Layout
 from builder.tree import write_tree
 
@@ -31,10 +30,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Compose and write."""
     layout = Layout.open(args.checkout, args.target)
     checked = check_target(layout, read_pins(layout))
-    file = checked.target.sdist
     acquirer = Acquirer(console, offline=args.offline)
-    sdist = obtain(file, pinned_digests(layout).get(file.filename), acquirer)
-    provider = SdistSource(sdist.path, file.project, checked.target.version)
+    provider = obtain_release(layout, checked.target, acquirer).provider
     composition = compose_pinned(checked, provider)
     count = write_tree(args.out, provider.walk(), composition.changes())
     print(args.out)

@@ -16,11 +16,10 @@ from builder.acquire import Acquirer
 from builder.bundle import write_file
 from builder.console import Console
 from builder.errors import BuildError
-from builder.inputs import add_target_arguments, obtain, pinned_digests
+from builder.inputs import add_target_arguments, obtain_release
 from builder.scratch import export_series, import_series, series_text
 from builder.series import Series
 from builder.source import GENERATED, SourceFile
-from builder.source_sdist import SdistSource
 from builder.target import Layout, Target
 
 NAME = "patch"
@@ -80,11 +79,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _release(
     layout: Layout, target: Target, args: argparse.Namespace, console: Console
 ) -> list[SourceFile]:
-    pinned = pinned_digests(layout).get(target.sdist.filename)
-    given = args.files / target.sdist.filename if args.files is not None else None
     acquirer = Acquirer(console, offline=args.offline)
-    sdist = obtain(target.sdist, pinned, acquirer, given if given and given.is_file() else None)
-    provider = SdistSource(sdist.path, target.sdist.project, target.version)
+    provider = obtain_release(layout, target, acquirer, args.files).provider
     return [file for file in provider.walk() if file.path not in GENERATED]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from builder.acquire import Acquirer
 from builder.bundle import write_file
 from builder.console import Console
-from builder.inputs import add_target_arguments, obtain, pinned_digests
+from builder.inputs import add_target_arguments, obtain, obtain_release, pinned_digests
 from builder.pin import Inputs, make_pins
 from builder.prove import prove
 from builder.target import Layout
@@ -64,11 +64,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         path = args.files / filename if args.files is not None else None
         return path if path is not None and path.is_file() else None
 
-    files = [target.sdist, *(base.file for base in target.bases.values())]
-    got = [
-        obtain(file, pinned.get(file.filename), acquirer, given(file.filename)) for file in files
-    ]
-    inputs = Inputs(got[0], dict(zip(target.bases, got[1:], strict=True)))
+    release = obtain_release(layout, target, acquirer, args.files)
+    bases = {
+        name: obtain(base.file, pinned.get(base.file.filename), acquirer, given(base.file.filename))
+        for name, base in target.bases.items()
+    }
+    inputs = Inputs(release.provider, release.sdist, bases)
     generated = make_pins(layout, inputs, console.say)
     stale = [
         name

@@ -91,7 +91,9 @@ def judge_receipt(receipt: Receipt, anchor: Anchor, rec: Recorder) -> None:
     base = anchor.pins.bases.get(receipt.base)
     if base is None:
         return
-    allowed = {each.filename: each for each in (base.wheel, anchor.pins.sdist)}
+    allowed = {base.wheel.filename: base.wheel}
+    if anchor.pins.sdist is not None:
+        allowed[anchor.pins.sdist.filename] = anchor.pins.sdist
     if base.wheel.filename not in receipt.inputs:
         rec.fail(
             "BASE-6",

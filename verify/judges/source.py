@@ -27,6 +27,8 @@ def judge_sdist(file: Path, options: Options) -> Report:
         tree.judge_defects(holder, case.rec)
     else:
         pins = case.basis.pins
+        if pins.sdist is None:
+            raise ConfigError(f"{pins.target} has no sdist; judge its source with `verify tree`")
         base.judge_download(pins.sdist, sha256, size, None, case.rec)
         top = pins.sdist.filename.removesuffix(".tar.gz")
         if holder.top not in (None, top):
