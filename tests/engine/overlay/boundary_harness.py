@@ -232,9 +232,12 @@ class Worker:
         self.tables: dict[str, list[list[int]]] = {}
         self.slot: dict[tuple[str, int], int] = {}
         self.garbage = 0
+        # Tokens that a step samples are in the state before the scheduler hears of them.
+        self.sampled: dict[str, list[int]] = {}
 
     def state(self, group: int, request_id: str, num_tokens: int) -> State:
-        tokens = self.requests[request_id]._all_token_ids[:num_tokens]
+        known = self.requests[request_id]._all_token_ids
+        tokens = [*known, *self.sampled.get(request_id, ())][:num_tokens]
         return ("state", group, num_tokens, hash(tuple(tokens)))
 
     def load(self, request_id: str, table: tuple[list[int], ...], num_tokens: int) -> None:
@@ -243,8 +246,9 @@ class Worker:
             slot = cdiv(num_tokens, self.geometry.groups[group].block) - 1
             self.content[table[group][slot]] = self.state(group, request_id, num_tokens)
 
-    def run(self, output: Any, accepted: dict[str, int]) -> None:
+    def run(self, output: Any, accepted: dict[str, int], sampled: dict[str, list[int]]) -> None:
         """Execute one step; ``accepted`` tells how many scheduled tokens survive."""
+        self.sampled = sampled
         for request_id in output.finished_req_ids | (output.preempted_req_ids or set()):
             for group in self.geometry.recurrent:
                 self.slot.pop((request_id, group), None)
@@ -288,8 +292,15 @@ class Worker:
         if previous not in (-1, current):
             self.content[table[current]] = self.content.get(table[previous], ("empty",))
         found = self.content.get(table[current], ("empty",))
-        if start == 0 or found == self.state(group, request_id, start):
+        if start > self.requests[request_id].num_tokens:
+            # A step of a request that has ended: its tokens are not known any more.
+            self.content[table[current]] = ("ended", request_id)
+        elif start == 0 or found == self.state(group, request_id, start):
             self.content[table[current]] = self.state(group, request_id, start + kept)
+            # Speculation may have crossed the end of a block inside one step.
+            end = (start + kept) // spec.block * spec.block
+            if kept < scheduled and end > start and table[end // spec.block - 1]:
+                self.content[table[end // spec.block - 1]] = self.state(group, request_id, end)
         else:
             self.garbage += 1
             self.content[table[current]] = ("garbage", self.garbage, found, start)
@@ -412,7 +423,10 @@ class Engine:
             position = self.requests[request_id].num_tokens
             sampled.append([(position + i) % 500 for i in range(kept + 1)])
             accepted[request_id] = scheduled - len(drafts) + kept
-        self.worker.run(output, accepted)
+        self.worker.run(
+            output, accepted, dict(zip(output.num_scheduled_tokens, sampled, strict=True))
+        )
+        self.worker.sampled = {}
         connector_output = None
         if self.load_results:
             connector_output = KVConnectorOutput(

@@ -118,6 +118,21 @@ def test_o6_a_chosen_state_serves_a_local_hit() -> None:
     assert engine.worker.garbage == 0
 
 
+@pytest.mark.parametrize("chosen", [(8192,), (6912,)])
+def test_o6_a_chosen_state_serves_no_hit_in_the_step_that_computes_it(
+    chosen: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0")
+    engine = make_engine(GLM_256, budget=20000)
+    prompt = token_ids("r", 16000)
+    engine.add("r", prompt, chosen=chosen, max_tokens=1)
+    engine.add("s", prompt[:9000], max_tokens=1)
+    assert engine.step().tokens == {"r": chosen[0]}
+    first = next(step.tokens["s"] for step in engine.run() if "s" in step.tokens)
+    assert first < 9000 - chosen[0]
+    assert engine.worker.garbage == 0
+
+
 def test_o6_the_partial_tail_field_stays_vllms_own() -> None:
     engine = make_engine(GLM_16)
     engine.add("r", 8210, chosen=(8192,))

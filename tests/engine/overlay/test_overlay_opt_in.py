@@ -39,6 +39,34 @@ def test_o4_a_tail_that_is_also_chosen_is_offered_once() -> None:
     assert len(step.pins["r"]) == 1
 
 
+def test_o4_a_tail_that_a_step_in_flight_has_advanced_is_not_passed_on() -> None:
+    """vLLM 0.28.0 registers a prompt that ends on a hash boundary a second time under
+    async scheduling, when its running state is already one token further.
+    """
+    engine = make_engine(GLM_256, depth=2, asynchronous=True)
+    engine.add("r", 7168, max_tokens=20)
+    steps = engine.run()
+    tails = [(s, *t) for s in steps for t in s.tails.get("r", ())]
+    assert [t for _, _, _, t in tails] == [7168, 7168]
+    (_, _, first, _), (_, _, second, _) = tails
+    offered = [(b, t) for s in steps for _, b, t in s.blocks.get("r", ())]
+    assert [t for _, t in offered] == [6912, 7168]
+    assert offered[1][0] == first
+    assert second not in {b for b, _ in offered}
+
+
+def test_o4_the_tail_of_a_load_is_offered_once_it_is_copied() -> None:
+    engine = make_engine(GLM_256)
+    engine.add("r", 8210, max_tokens=2)
+    engine.connector.matched["r"] = 8192
+    engine.step()
+    engine.finish_load("r", 8192)
+    engine.step()
+    (step,) = [s for s in engine.run() if s.blocks or s.tails]
+    assert step.blocks == step.tails
+    assert engine.worker.garbage == 0
+
+
 def test_o5_the_base_class_says_false_and_chooses_nothing() -> None:
     assert KVConnectorBase_V1.supports_recurrent_boundary_blocks.fget(None) is False
     assert KVConnectorBase_V1.get_recurrent_publication_boundaries(None, None) == ()

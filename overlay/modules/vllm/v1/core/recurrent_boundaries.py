@@ -27,7 +27,6 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import (
     BlockHashWithGroupId,
     KVCacheBlock,
-    get_group_id,
     make_block_hash_with_group_id,
 )
 from vllm.v1.core.recurrent_boundary_choice import BoundaryChoices, StopRules, opts_in
@@ -146,13 +145,15 @@ class RecurrentBoundaries:
 
         To be called once the blocks of that very call were cached.
         """
-        if self._choices is None or num_tokens >= request.num_prompt_tokens:
+        if self._choices is None or num_tokens > request.num_prompt_tokens:
             return
+        self._expect_own_tail(request, num_tokens)
         choice = self._choices.of(request)
         if num_tokens not in choice.targets:
             return
         chosen = num_tokens in choice.stops
-        entry = Undelivered()
+        entries = self._undelivered.setdefault(request.request_id, {})
+        entry = entries.get(num_tokens) or Undelivered()
         inside: list[MambaManager] = []
         for group_id, manager in self._recurrent.items():
             if num_tokens % manager.block_size:
@@ -162,9 +163,33 @@ class RecurrentBoundaries:
             if candidate is None:
                 return
             entry.ready[group_id] = candidate
-        if inside and not self._inside_block(inside, request, num_tokens, chosen, entry):
-            return
-        self._undelivered.setdefault(request.request_id, {})[num_tokens] = entry
+        if inside and not entry.is_own_tail:
+            # Without a choice, vLLM's own tail is all that is registered inside a block.
+            registered = chosen and self._register_inside(inside, request, num_tokens, entry)
+            if not registered:
+                return
+        entries[num_tokens] = entry
+
+    def cached(self, request: "Request", num_tokens: int) -> None:
+        """Note that blocks were cached outside of an allocation: a load has ended.
+
+        Async scheduling caches here too, while a later step already advances the
+        running state: what vLLM registers then is not the state that it says.
+        """
+        if self._choices is not None and num_tokens == request.num_computed_tokens:
+            self._expect_own_tail(request, num_tokens)
+
+    def _expect_own_tail(self, request: "Request", num_tokens: int) -> None:
+        """Await the copy of the partial tail, if vLLM has just registered it."""
+        moving = {
+            group_id: self._expected_hash(manager, request, num_tokens)
+            for group_id, manager in self._recurrent.items()
+            if manager._producer_partial_tail_reqs.get(request.request_id) == num_tokens
+        }
+        if moving:
+            self._undelivered.setdefault(request.request_id, {})[num_tokens] = Undelivered(
+                moving=moving, is_own_tail=True
+            )
 
     def _at_block_end(
         self, manager: MambaManager, request: "Request", boundary: int, chosen: bool
@@ -199,39 +224,26 @@ class RecurrentBoundaries:
         )
         return candidate if candidate.is_proven else None
 
-    def _inside_block(
+    def _register_inside(
         self,
         managers: list[MambaManager],
         request: "Request",
         boundary: int,
-        chosen: bool,
         entry: Undelivered,
     ) -> bool:
-        """Have the next allocation copy the running states of these groups.
-
-        vLLM's own partial tail has been registered by now and needs nothing more.
-        """
-        request_id = request.request_id
-        expected = {
-            manager.kv_cache_group_id: self._expected_hash(manager, request, boundary)
-            for manager in managers
-        }
-        if all(
-            manager._producer_partial_tail_reqs.get(request_id) == boundary for manager in managers
-        ):
-            entry.moving = expected
-            entry.is_own_tail = True
-            return True
-        if not chosen or not self._coordinator.enable_partial_hash_hits:
+        """Have the next allocation copy the running states of these groups."""
+        if not self._coordinator.enable_partial_hash_hits:
             return False
         if any(self._may_be_prefilled_again(manager) for manager in managers):
             return False
         for manager in managers:
-            group_id = manager.kv_cache_group_id
-            if manager.register_partial_boundary(request, boundary) is None:
-                self._cancel_moves(request_id, entry)
+            block_hash = manager.register_partial_boundary(request, boundary)
+            if block_hash is None:
+                self._cancel_moves(request.request_id, entry)
                 return False
-            entry.moving[group_id] = expected[group_id]
+            # The state is only there once this step has run: no hit before that.
+            manager.cached_blocks_this_step.add(block_hash)
+            entry.moving[manager.kv_cache_group_id] = block_hash
         return True
 
     def _may_be_prefilled_again(self, manager: MambaManager) -> bool:
@@ -253,13 +265,11 @@ class RecurrentBoundaries:
             Whether the copy was made for a chosen boundary only. vLLM's own
             partial tails are False, and go where they always went.
         """
-        if self._choices is None:
+        entry = self._undelivered.get(request_id, {}).get(boundary)
+        if entry is None or group_id not in entry.moving:
             return False
-        entries = self._undelivered.setdefault(request_id, {})
-        entry = entries.setdefault(boundary, Undelivered(is_own_tail=True))
-        block_hash = entry.moving.pop(group_id, block.block_hash)
-        if block_hash is not None and get_group_id(block_hash) == group_id:
-            entry.ready[group_id] = Candidate(group_id, block, boundary, block_hash)
+        block_hash = entry.moving.pop(group_id)
+        entry.ready[group_id] = Candidate(group_id, block, boundary, block_hash)
         return not entry.is_own_tail
 
     def give_up_copies(self, request_id: str) -> bool:
