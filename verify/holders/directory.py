@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from verify.digest import CHUNK, Digest, Progress, ReadError, digest_all
@@ -33,14 +33,20 @@ class DirectoryHolder:
         root: the directory; it may itself be reached through a symbolic link.
         entries: the entries of ``root`` to list, by name; None lists all of them.
         skip: top-level names that are left out, such as ``.git``.
+        unhashed: says which files are listed and not hashed.
     """
 
     archive = False
 
     def __init__(
-        self, root: Path, entries: Collection[str] | None = None, skip: Collection[str] = ()
+        self,
+        root: Path,
+        entries: Collection[str] | None = None,
+        skip: Collection[str] = (),
+        unhashed: Callable[[str], bool] = lambda _path: False,
     ) -> None:
-        self._root = root
+        self.root = root
+        self._unhashed = unhashed
         self._items: dict[str, Item] = {}
         self._defects: list[Defect] = []
         self._folders: list[str] = []
@@ -66,7 +72,7 @@ class DirectoryHolder:
 
     def digests(self, git: Collection[str], progress: Progress) -> Mapping[str, Digest | ReadError]:
         """Hash every item; those in ``git`` get their git blob id, too."""
-        sizes = {path: item.size for path, item in self._items.items()}
+        sizes = {path: item.size for path, item in self._items.items() if not self._unhashed(path)}
         return digest_all(sizes, self.chunks, git, progress)
 
     def read(self, path: str) -> bytes:
@@ -75,21 +81,25 @@ class DirectoryHolder:
         Raises:
             ReadError: when it cannot be read, or is larger than ``READ_LIMIT``.
         """
-        return read_file(self._root / path, path)
+        return read_file(self.root / path, path)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Yield one item's bytes; raises :class:`~verify.digest.ReadError`."""
         seen = 0
-        for chunk in file_chunks(os.path.join(self._root, path), path):  # noqa: PTH118 - hot
+        for chunk in file_chunks(os.path.join(self.root, path), path):  # noqa: PTH118 - hot
             seen += len(chunk)
             yield chunk
         if seen != self._items[path].size:
             size = self._items[path].size
             raise ReadError(path, f"{size} bytes", f"{seen}: the file changed while it was read")
 
+    def head(self, path: str, size: int) -> bytes:
+        """Return at most the first ``size`` bytes of an item; raises ``ReadError``."""
+        return next(file_chunks(self.root / path, path, size), b"")
+
     def _is_folder(self, name: str) -> bool:
         try:
-            mode = (self._root / name).lstat().st_mode
+            mode = (self.root / name).lstat().st_mode
         except OSError:
             return False
         if stat.S_ISDIR(mode):
@@ -101,7 +111,7 @@ class DirectoryHolder:
         while pending:
             folder = pending.pop()
             try:
-                with os.scandir(self._root / folder) as entries:
+                with os.scandir(self.root / folder) as entries:
                     found = sorted(entries, key=lambda entry: entry.name)
             except OSError as error:
                 self._defect(folder or ".", _reason(error), "a directory that can be listed")
@@ -137,7 +147,7 @@ class DirectoryHolder:
         )
 
 
-def file_chunks(file: str | Path, path: str) -> Iterator[bytes]:
+def file_chunks(file: str | Path, path: str, size: int = CHUNK) -> Iterator[bytes]:
     """Yield a regular file's bytes without following a link in its last part.
 
     Raises:
@@ -150,7 +160,7 @@ def file_chunks(file: str | Path, path: str) -> Iterator[bytes]:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise ReadError(path, "a regular file", kind_of(found.st_mode))
-            while chunk := os.read(descriptor, CHUNK):
+            while chunk := os.read(descriptor, size):
                 yield chunk
         finally:
             os.close(descriptor)

@@ -11,10 +11,11 @@ from verify import expect
 from verify.anchor import Anchor, find
 from verify.checks import base, connector, contract, native, patch, tree
 from verify.checks.base import Basis
-from verify.digest import CHUNK, Digest, Progress, ReadError, quiet
+from verify.digest import Digest, Progress, ReadError, quiet
 from verify.errors import ConfigError
 from verify.expect import Composition, Origin
 from verify.holders import Holder
+from verify.holders.directory import file_chunks
 from verify.pins import UPSTREAM, Base, Contract
 from verify.receipt import Receipt
 from verify.report import Recorder, Report
@@ -224,10 +225,9 @@ def hash_file(file: Path) -> tuple[str, int]:
     """
     sha256, size = hashlib.sha256(), 0
     try:
-        with file.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                sha256.update(chunk)
-                size += len(chunk)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
+        for chunk in file_chunks(file.resolve(), str(file)):
+            sha256.update(chunk)
+            size += len(chunk)
+    except ReadError as error:
+        raise ConfigError(str(error)) from error
     return sha256.hexdigest(), size

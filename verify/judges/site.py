@@ -82,7 +82,8 @@ def _judge_site(case: Case, site: Path, owners: list[str]) -> None:
     case.base = chosen.name
     wanted = expect.dist_info(case.basis.pins, chosen, patched=patched)
     environment.judge_distributions(owners, [wanted], rec)
-    holder = DirectoryHolder(site, ("vllm", wanted if wanted in owners else owners[0]))
+    own = wanted if wanted in owners else owners[0]
+    holder = DirectoryHolder(site, ("vllm", own), unhashed=package.is_bytecode)
     dist_info = package.find_dist_info(holder, wanted, rec)
     composition = composition_of(case, case.basis, chosen, dist_info)
 
@@ -126,7 +127,7 @@ def _judge_installed_connector(case: Case, env: Environment) -> None:
             actual=", ".join(owners) or f"{first.kind} without a distribution",
         )
         return
-    holder = DirectoryHolder(site, (PACKAGE, owners[0]))
+    holder = DirectoryHolder(site, (PACKAGE, owners[0]), unhashed=package.is_bytecode)
     sources = [path for path in holder.items if path.startswith(f"{PACKAGE}/")]
     digests = holder.digests(sources, case.options.progress)
     tree.judge_defects(holder, rec)

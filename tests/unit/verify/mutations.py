@@ -14,7 +14,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,16 @@ CONNECTOR_INFO = f"sparkcache_connector-{small.CONNECTOR_VERSION}.dist-info"
 
 @dataclass(frozen=True)
 class Mutation:
-    """``subject`` is judged after ``apply``; exactly ``expected`` must fail or be undecided."""
+    """``subject`` is judged after ``apply``; exactly ``expected`` must fail or be undecided.
+
+    ``anchor`` says that what lies beside the pins is changed, too.
+    """
 
     name: str
     subject: str
     apply: Callable[[World], None]
     expected: frozenset[str]
+    anchor: bool = False
 
 
 # What is done to the bytes of one file.
@@ -1106,7 +1110,7 @@ def every() -> list[Mutation]:
         *wheel_record(),
         *wheel_archive(),
         *sources(),
-        *anchors(),
+        *(replace(each, anchor=True) for each in anchors()),
         *bundles(),
         *connectors(),
         *environments(),

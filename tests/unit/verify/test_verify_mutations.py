@@ -47,9 +47,13 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def world(pristine: World, tmp_path: Path, request: pytest.FixtureRequest) -> World:
     """A copy of what the test's subject needs."""
-    subject = request.node.callspec.params["mutation"].subject
+    mutation = request.node.callspec.params["mutation"]
+    subject = mutation.subject
     copy = World(tmp_path)
-    shutil.copytree(pristine.home, copy.home)
+    if mutation.anchor:
+        shutil.copytree(pristine.home, copy.home)
+    else:
+        copy.home.symlink_to(pristine.home)
     if subject in NEEDS:
         shutil.copytree(pristine.root / NEEDS[subject], copy.root / NEEDS[subject])
     else:
