@@ -42,6 +42,7 @@ from sparkcache_connector.geometry import (
     pages_are_divisible,
     token_dimension_of_backends,
 )
+from sparkcache_connector.identity import Identity
 from sparkcache_connector.messages import Orders, PublishOrder, RankReport
 from sparkcache_connector.pages import recurrent_groups
 from sparkcache_connector.request_content import content_of
@@ -166,6 +167,7 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
             memo=DigestMemo(self._root / f"weights-{rank}.memo", WEIGHT_MEMO),
         )
         digest = identity.digest()
+        _describe_identity(self._root, identity)
         placement = open_placement(geometry.layout, _placement_options(self._config))
         store = open_store(
             str(self._root / _rank_name(vllm_config, rank)), digest, rank, self._config
@@ -294,6 +296,15 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         """Pins are given back at once: what is published is referenced by us."""
         return self._scheduler.take_serials()
 
+    def reset_cache(self) -> bool:
+        """The engine's weights may have changed under it: off until it is started again."""
+        self._scheduler.coordinator.switch_off("engine_reset")
+        _log.warning(
+            "SparkCache is off until the engine restarts: its caches were reset together with the "
+            "connector's, as is done when weights change, and the identity is not known any more"
+        )
+        return True
+
     def has_pending_push_work(self) -> bool:
         """Keep stepping until every publication is reported."""
         return self._scheduler.coordinator.has_work
@@ -416,7 +427,6 @@ class _SchedulerSide:
             computed=request.num_computed_tokens,
             in_flight=request.num_in_flight_tokens,
             tables=tables,
-            now=time.monotonic(),
         )
         if order:
             self._hold(order)
@@ -479,6 +489,16 @@ def _cache_root(config: Config) -> Path:
         return Path(config.root)
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "sparkcache"
+
+
+def _describe_identity(root: Path, identity: Identity) -> None:
+    """Leave what the digest stands for beside the cache roots, for whoever compares two."""
+    directory = root / "identities"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        (directory / f"{identity.digest().hex()}.json").write_bytes(identity.to_bytes())
+    except OSError as error:
+        _log.warning("SparkCache: the identity cannot be described on disk: %s", error)
 
 
 def _rank_name(vllm_config: VllmConfig, rank: int) -> str:

@@ -163,6 +163,11 @@ class AttemptTracker:
         self._alive -= len(tracked.attempts)
         return len(tracked.attempts)
 
+    def clear(self) -> None:
+        """Give every attempt up."""
+        self._requests.clear()
+        self._alive = 0
+
     def expire(self, now: float) -> int:
         """Drop the attempts of requests admitted too long ago; returns how many."""
         dropped = 0

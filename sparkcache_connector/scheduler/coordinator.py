@@ -150,6 +150,7 @@ class Coordinator:
         self._held_blocks = 0
         self._released: list[int] = []
         self._told = (0, 0, 0)
+        self._off = ""
         self.quorum = Quorum(ranks)
         # Blocks that publications may keep from being recycled; the caller knows the pool.
         self.held_blocks_limit = 1 << 62
@@ -160,10 +161,19 @@ class Coordinator:
             max_age=config.publication_max_age_seconds,
         )
 
+    def switch_off(self, reason: str) -> None:
+        """Offer and publish nothing from now on: what the bytes depend on is not known."""
+        self._off = reason
+        self._tracker.clear()
+        for what in ("publish", "restore"):
+            self._counts.set("sparkcache_switched_off", what, reason, to=1)
+
     # Requests
 
     def add(self, request: str, content: RequestContent) -> None:
         """A request arrived. Uncacheable content is counted and never touched again."""
+        if self._off:
+            return
         chain = ContextChain(content.scope, content.items)
         try:
             chain.extend(content.prompt)
@@ -183,7 +193,7 @@ class Coordinator:
     def lookup(self, request: str, computed: int) -> int:
         """Tokens that can be loaded beyond ``computed``; asked on every scheduling pass."""
         state = self._requests.get(request)
-        if state is None:
+        if state is None or self._off:
             return 0
         state.offer = None
         if request in self._loading or len(self._loading) >= self._config.max_pending_restores:
@@ -221,7 +231,7 @@ class Coordinator:
     def publication_boundaries(self, request: str) -> tuple[int, ...]:
         """Where this request should leave a root; free of side effects."""
         state = self._requests.get(request)
-        if state is None or not self._config.publishes:
+        if state is None or self._off or not self._config.publishes:
             return ()
         targets = self._policy.targets(len(state.content.prompt), after=state.restored)
         return tuple(t for t in targets if not self.quorum.holds(state.chain.digest(t)))
@@ -234,7 +244,6 @@ class Coordinator:
         computed: int,
         in_flight: int,
         tables: Sequence[Sequence[int]],
-        now: float,
     ) -> PublishOrder | None:
         """A request ended, before its blocks are freed.
 
@@ -244,7 +253,6 @@ class Coordinator:
             computed: tokens that count as computed.
             in_flight: of these, tokens of steps that have not completed.
             tables: per group its block table.
-            now: monotonic seconds.
 
         Returns:
             A last publication, for models without recurrent state.
@@ -253,7 +261,9 @@ class Coordinator:
         dropped = self._tracker.forget(request)
         if dropped:
             self._counts.add("sparkcache_attempts_dropped_total", "finished", by=dropped)
-        if state is None or self.hybrid or not self._config.publishes or request in self._loading:
+        if state is None or self._off or self.hybrid or not self._config.publishes:
+            return None
+        if request in self._loading:
             return None
         boundary = finish_boundary(
             computed=computed, in_flight=in_flight, tokens=len(tokens), unit=self.unit

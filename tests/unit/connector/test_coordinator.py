@@ -334,7 +334,7 @@ def test_finish_publishes_the_answer_of_attention_only_models():
     engine.step(0, 1_300, engine.table(1_300))
     tokens = [*PROMPT, *range(300)]
     order = engine.coordinator.finished(
-        "r", tokens, computed=1_599, in_flight=0, tables=engine.table(1_600), now=1.0
+        "r", tokens, computed=1_599, in_flight=0, tables=engine.table(1_600)
     )
     assert (order.boundary, order.ready) == (1_536, True)
     chain = ContextChain(Scope(256))
@@ -358,7 +358,7 @@ def test_finish_publishes_nothing_unproven_unfinished_or_already_published(
     engine.step(0, 1_300, engine.table(1_300))
     tokens = [*PROMPT, *range(300)]
     order = engine.coordinator.finished(
-        "r", tokens, computed=computed, in_flight=in_flight, tables=engine.table(1_600), now=1.0
+        "r", tokens, computed=computed, in_flight=in_flight, tables=engine.table(1_600)
     )
     assert order is None
 
@@ -431,3 +431,21 @@ def test_blocks_held_for_publications_are_bounded_and_the_rest_is_skipped():
     engine.coordinator.absorb(RankReport(0, copied=(order.number,)))
     engine.add("s", [7, *PROMPT])
     assert len(engine.step(0, 1_300, engine.table(1_300), request="s")[1]) == 1
+
+
+def test_switched_off_engine_offers_and_publishes_nothing_any_more():
+    engine = Engine(DENSE)
+    engine.holds(1_024)
+    engine.add()
+    engine.coordinator.switch_off("engine_reset")
+    engine.add("later")
+    assert [engine.coordinator.lookup(r, 0) for r in ("r", "later")] == [0, 0]
+    assert engine.step(0, 1_300, engine.table(1_300))[1] == []
+    tokens = [*PROMPT, *range(300)]
+    order = engine.coordinator.finished(
+        "r", tokens, computed=1_599, in_flight=0, tables=engine.table(1_600)
+    )
+    assert order is None
+    counted = engine.counted()
+    assert counted[("sparkcache_switched_off", "restore", "engine_reset")] == 1
+    assert counted[("sparkcache_switched_off", "publish", "engine_reset")] == 1
