@@ -26,6 +26,7 @@ from pathlib import Path
 from builder.errors import BuildError
 from builder.wheel_write import Sink
 
+_BUFFER = 1 << 19
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 # The kernel or the file system has no exchange; anything else is a real failure.
@@ -103,13 +104,15 @@ class Staging:
 class _File:
     """A file that is only appended to; knows what was written, and names itself in errors.
 
-    Unbuffered: closing it after a failed write must not try to write again.
+    It buffers by itself: closing it after a failed write must not try to write again, as
+    Python's own buffers do.
     """
 
     def __init__(self, path: Path, place: Path) -> None:
         self._path = path
         with _named(path):
             self._file = place.open("xb", buffering=0)
+        self._pending = bytearray()
         self.digest = hashlib.sha256()
         self.size = 0
 
@@ -120,16 +123,27 @@ class _File:
         self._file.close()
 
     def write(self, data: bytes | memoryview) -> int:
-        view = memoryview(data)
-        self.digest.update(view)
-        self.size += len(view)
-        with _named(self._path):
-            while view:
-                view = view[self._file.write(view) :]
+        self.size += len(data)
+        if len(self._pending) + len(data) > _BUFFER:
+            self._flush(self._pending)
+            self._pending.clear()
+        if len(data) > _BUFFER:
+            self._flush(data)
+        else:
+            self._pending += data
         return len(data)
+
+    def _flush(self, data: bytes | bytearray | memoryview) -> None:
+        self.digest.update(data)
+        done = 0
+        with _named(self._path), memoryview(data) as view:
+            while done < len(view):
+                done += self._file.write(view[done:])
 
     def settle(self, mode: int) -> None:
         """Give the file its mode, whatever the umask, and bring it to the disk."""
+        self._flush(self._pending)
+        self._pending.clear()
         with _named(self._path):
             os.fchmod(self._file.fileno(), mode)
             os.fsync(self._file.fileno())

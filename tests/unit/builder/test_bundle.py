@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import resource
 import signal
@@ -334,3 +335,23 @@ def test_single_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert held(tmp_path) == {"verify.pyz": b"old"}
     write_file(target, lambda sink: sink.write(b"new"))
     assert held(tmp_path) == {"verify.pyz": b"new"}
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (9, 1, 8), (1, 20, 1), (8, 8), (0, 9, 0), ()])
+def test_small_and_large_writes_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(bundle, "_BUFFER", 8)
+    data = bytes(range(100))
+    with staging(tmp_path / "cpu") as stage:
+
+        def produce(sink: bundle.Sink) -> None:
+            position = 0
+            for size in sizes:
+                assert sink.write(memoryview(data)[position : position + size]) == size
+                position += size
+
+        artifact = stage.stream("a", produce)
+    expected = data[: sum(sizes)]
+    assert (tmp_path / "cpu" / "a").read_bytes() == expected
+    assert artifact == bundle.Artifact(hashlib.sha256(expected).hexdigest(), len(expected))
