@@ -151,6 +151,11 @@ _ALL = (
         _REBUILD,
     ),
     Check("PKG-15", "the bill of materials describes this wheel", _REBUILD),
+    Check(
+        "PKG-16",
+        "an installation in place is finished, and from these pins",
+        "finish it with `python -m builder install`, or take it back with `uninstall`",
+    ),
 )
 
 CHECKS: Mapping[str, Check] = {check.id: check for check in _ALL}

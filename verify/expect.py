@@ -59,11 +59,18 @@ def source(pins: Pins, release: Manifest, *, patched: bool, below: str = "") -> 
 
 
 def wheel(
-    pins: Pins, release: Manifest, base: Base, overlay: Manifest, *, patched: bool
+    pins: Pins,
+    release: Manifest,
+    base: Base,
+    overlay: Manifest,
+    *,
+    patched: bool,
+    stamped: bool | None = None,
 ) -> Composition:
     """Return the members of the base wheel, or of the one that we make of it, without RECORD.
 
     ``overlay`` is ``bases/<base>.manifest``: what the wheel does not have from the release.
+    ``stamped`` is whether the packaging rule was applied; what is patched usually is.
     """
     files: dict[str, Expected] = {}
     for path, entry in release.files.items():
@@ -77,6 +84,8 @@ def wheel(
     if not patched:
         return Composition(files, {})
     composition = _patched(pins, files)
+    if stamped is False:
+        return composition
     packaged = dict(composition.files)
     for each in base.packaged:
         mode = packaged[each.path].mode if each.path in packaged else FILE

@@ -34,9 +34,15 @@ class Options:
     base: str | None = None
     pins: str | None = None
     patched: bool = True
+    in_place: bool = False
     known_startup: frozenset[str] = frozenset()
     home: Path | None = None
     progress: Progress = quiet
+
+    @property
+    def stamped(self) -> bool:
+        """Whether the packaging rule gave the subject the local version."""
+        return self.patched and not self.in_place
 
     def upstream(self) -> Options:
         """Return the same options for a subject that no patches touch."""
@@ -134,7 +140,7 @@ def judge_vllm(
     if case.anchor is not None:
         native.judge_native(case.anchor, chosen.native, holder, digests, composition, rec)
     if patched:
-        rec.passed("PKG-3", pins.local_version)
+        rec.passed("PKG-3", pins.local_version if case.options.stamped else pins.version)
     judge_state(case, holder, digests, rec)
     return digests
 
@@ -178,8 +184,9 @@ def composition_of(case: Case, basis: Basis, chosen: Base, dist_info: str | None
         chosen,
         basis.bases[chosen.name],
         patched=case.options.patched,
+        stamped=case.options.stamped,
     )
-    old = expect.dist_info(basis.pins, chosen, patched=case.options.patched)
+    old = expect.dist_info(basis.pins, chosen, patched=case.options.stamped)
     if dist_info is None or dist_info == old:
         return composition
     files = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from verify import expect, interpreter
+from verify import expect, inplace, interpreter
 from verify.anchor import PACKAGE
 from verify.checks import bytecode, environment, package, tree
 from verify.holders.directory import DirectoryHolder
@@ -58,6 +59,7 @@ def _judge(case: Case, env: Environment, within: list[Path] | None) -> None:
         installed = chosen.kind in ("package", "namespace")
         owners = _owners(site, "vllm", _names(case)) if installed else []
         if owners:
+            _judge_journal(case, env)
             _judge_site(case, site, owners)
         else:
             if chosen.kind == "package":
@@ -67,8 +69,17 @@ def _judge(case: Case, env: Environment, within: list[Path] | None) -> None:
     environment.judge_startup(env, case.options.known_startup, case.rec)
 
 
+def _judge_journal(case: Case, env: Environment) -> None:
+    """Find out whether the packages were changed in place, which keeps the release's version."""
+    anchor = case.anchor
+    target = anchor.pins.target if anchor is not None else None
+    pins = anchor.pins_sha256 if anchor is not None else None
+    if inplace.judge_journal(env.prefix, target, pins, case.rec):
+        case.options = replace(case.options, in_place=True)
+
+
 def _judge_site(case: Case, site: Path, owners: list[str]) -> None:
-    rec, patched = case.rec, case.options.patched
+    rec, patched = case.rec, case.options.stamped
     holder = DirectoryHolder(site, ("vllm", *owners))
     chosen = None
     if case.basis is not None:
