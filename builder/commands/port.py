@@ -56,6 +56,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Try, report, and write what fits."""
     layout = Layout.open(args.checkout, args.old)
     target = layout.read_target()
+    if target.sdist is None:
+        raise PortError(
+            f"{args.old}: it has no sdist, whose name says what the new release's is called; "
+            "begin the new target with `python -m builder target new`"
+        )
     series = Series.read(layout.patches, target.base_trailer)
     modules = read_modules(layout.modules)
     wanted = {*series.paths(), *target.contract, *modules}
