@@ -30,8 +30,6 @@ constexpr Result kNotReady = 600;
 constexpr int kMultiprocessorCount = 16;
 constexpr int kIntegrated = 18;
 constexpr int kCanMapHostMemory = 19;
-constexpr int kComputeMajor = 75;
-constexpr int kComputeMinor = 76;
 
 constexpr int kPointerMemoryType = 2;
 constexpr int kPointerDeviceOrdinal = 9;

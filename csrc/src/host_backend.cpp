@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "host_copy.h"
 #include "status.h"
 
 namespace sparkcache {
@@ -17,6 +18,8 @@ namespace {
 constexpr std::uint64_t kClaimBytes = 512 << 10;
 /// Below this, waking a thread costs more than it saves.
 constexpr std::uint64_t kShareBytes = 1 << 20;
+/// Jobs from this size on do not fit the caches with what else is there, so they go past them.
+constexpr std::uint64_t kStreamBytes = 4 << 20;
 /// Transparent huge pages come in this size; arenas reserve whole ones.
 constexpr std::size_t kHugePage = 2 << 20;
 
@@ -25,17 +28,20 @@ std::byte* pointer(std::uint64_t address) {
 }
 
 void copy_part(const Move& move, std::uint64_t skip, std::uint64_t bytes, std::byte* buffer,
-          CopyThreads::Direction direction) {
+               CopyThreads::Direction direction, bool stream) {
     std::byte* const at = buffer + move.buffer + skip;
     if (move.page == 0) {
         std::memset(at, 0, bytes);
         return;
     }
     std::byte* const page = pointer(move.page) + skip;
-    if (direction == CopyThreads::Direction::to_pages) {
-        std::memcpy(page, at, bytes);
+    const bool to_pages = direction == CopyThreads::Direction::to_pages;
+    std::byte* const to = to_pages ? page : at;
+    const std::byte* const from = to_pages ? at : page;
+    if (stream) {
+        stream_copy(to, from, bytes);
     } else {
-        std::memcpy(at, page, bytes);
+        std::memcpy(to, from, bytes);
     }
 }
 
@@ -98,8 +104,9 @@ void CopyThreads::run(std::span<const Move> moves, std::byte* buffer, Direction 
     std::unique_lock busy(busy_, std::defer_lock);
     if (threads_.empty() || total < kShareBytes || !busy.try_lock()) {
         for (const Move& move : moves) {
-            copy_part(move, 0, move.length, buffer, direction);
+            copy_part(move, 0, move.length, buffer, direction, total >= kStreamBytes);
         }
+        stream_fence();
         return;
     }
     Job job{moves, buffer, direction, total};
@@ -129,6 +136,7 @@ void CopyThreads::work(Job& job) {
     for (;;) {
         std::uint64_t at = job.next.fetch_add(kClaimBytes, std::memory_order_relaxed);
         if (at >= job.total) {
+            stream_fence();
             return;
         }
         const std::uint64_t end = std::min(at + kClaimBytes, job.total);
@@ -140,7 +148,7 @@ void CopyThreads::work(Job& job) {
             const Move& move = job.moves[index];
             const std::uint64_t skip = at - begins;
             const std::uint64_t bytes = std::min(move.length - skip, end - at);
-            copy_part(move, skip, bytes, job.buffer, job.direction);
+            copy_part(move, skip, bytes, job.buffer, job.direction, job.total >= kStreamBytes);
             at += bytes;
             if (skip + bytes == move.length && at < end) {
                 begins += move.length;

@@ -180,28 +180,30 @@ def read_checked(path: Path, sha256: str) -> tuple[int, bytes]:
 
 
 def load_library(path: Path, sha256: str) -> ctypes.CDLL:
-    """Load the library that has this digest; once per process and digest.
+    """Load the library that has this digest; checked every time, loaded once per process.
 
     Raises:
         FileNotFoundError: there is no such file.
         PlacementUnavailableError: any other reason not to use it.
     """
     with _loading:
+        descriptor, _ = read_checked(path, sha256)
         key = sha256.lower()
-        if key not in _loaded:
-            descriptor, _ = read_checked(path, sha256)
-            try:
-                # The descriptor stays open for good: the loader knows the library by this name,
-                # and would answer with it for another file under the same number.
-                library = ctypes.CDLL(f"/proc/self/fd/{descriptor}")  # (3)
-                _check_abi(path, library)  # (4)
-            except OSError as error:
-                os.close(descriptor)
-                raise PlacementUnavailableError(
-                    f"{path}: {error}; take the wheel of this machine's architecture"
-                ) from error
-            _loaded[key] = library
-        return _loaded[key]
+        if key in _loaded:
+            os.close(descriptor)
+            return _loaded[key]
+        try:
+            # The descriptor stays open for good: the loader knows the library by this name, and
+            # would answer with it for another file under the same number.
+            library = ctypes.CDLL(f"/proc/self/fd/{descriptor}")  # (3)
+        except OSError as error:
+            os.close(descriptor)
+            raise PlacementUnavailableError(
+                f"{path}: {error}; take the wheel of this machine's architecture"
+            ) from error
+        _check_abi(path, library)  # (4)
+        _loaded[key] = library
+        return library
 
 
 def _check_abi(path: Path, library: ctypes.CDLL) -> None:

@@ -61,6 +61,11 @@ def _run(command):
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
 
+def compiles(source, flags):
+    """Check that ``source`` compiles; it is not run."""
+    _run([_compiler(), *COMMON, *flags, "-fsyntax-only", source])
+
+
 def _sources():
     return sorted(path.relative_to(CSRC).as_posix() for path in (CSRC / "src").glob("*.cpp"))
 
