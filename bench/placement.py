@@ -5,7 +5,7 @@
 Per extent size: scatter (placement of verified bytes) and gather (capture into an arena) of
 pages of 32 layers, one extent each, whose blocks are spread over memory, against ``memcpy`` of
 as many bytes by as many threads. The three are interleaved; best and median of the ratios are
-printed. Then the overhead of a transaction that moves one small page, and of the library's part of it alone.
+printed. Then the overhead of a transaction that moves one small page, and of one call alone.
 """
 
 from __future__ import annotations

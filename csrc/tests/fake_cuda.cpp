@@ -5,6 +5,8 @@
 // can be made to fail, once or for good, and everything that exists is counted.
 #include "fake_cuda.h"
 
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -31,6 +33,7 @@ constexpr Result kNotFound = 500;
 constexpr int kDevices = 2;
 
 struct FakeEvent {
+    std::chrono::steady_clock::time_point when;
     std::uint64_t recorded = 0;
     std::uint64_t completed = 0;
 };
@@ -426,6 +429,7 @@ FAKE_EXPORT Result cuEventRecord(Event event, Stream stream) {
     const std::uint64_t version = ++target->recorded;
     return enqueue(s, stream, [target, version] {
         target->completed = version;
+        target->when = std::chrono::steady_clock::now();
         return true;
     });
 }
@@ -484,6 +488,71 @@ FAKE_EXPORT Result cuLaunchKernel(Function function, unsigned blocks, unsigned, 
         return gather ? run_kernel<true>(tiles, count, arena, bytes, error, blocks, lanes)
                       : run_kernel<false>(tiles, count, arena, bytes, error, blocks, lanes);
     });
+}
+
+// What the GPU checks call besides (tests/gpu/driver.py).
+
+FAKE_EXPORT Result cuDeviceGetCount(int* count) {
+    FAKE_ENTER("cuDeviceGetCount", false);
+    *count = kDevices;
+    return kSuccess;
+}
+
+FAKE_EXPORT Result cuDeviceGetName(char* name, int bytes, Device) {
+    FAKE_ENTER("cuDeviceGetName", false);
+    std::snprintf(name, static_cast<std::size_t>(bytes), "%s", "No Device At All");
+    return kSuccess;
+}
+
+FAKE_EXPORT Result cuDriverGetVersion(int* version) {
+    FAKE_ENTER("cuDriverGetVersion", false);
+    *version = 13000;
+    return kSuccess;
+}
+
+FAKE_EXPORT Result cuCtxSetCurrent(Context context) {
+    FAKE_ENTER("cuCtxSetCurrent", false);
+    contexts.assign(1, context);
+    return kSuccess;
+}
+
+FAKE_EXPORT Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
+    FAKE_ENTER("cuMemcpyHtoD", true);
+    std::memcpy(at<void>(to), from, bytes);
+    return kSuccess;
+}
+
+FAKE_EXPORT Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
+    FAKE_ENTER("cuMemcpyDtoH", true);
+    std::memcpy(to, at<const void>(from), bytes);
+    return kSuccess;
+}
+
+FAKE_EXPORT Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes,
+                                        Stream stream) {
+    FAKE_ENTER("cuMemcpyDtoDAsync", true);
+    return enqueue(s, stream, [=] {
+        std::memcpy(at<void>(to), at<const void>(from), bytes);
+        return true;
+    });
+}
+
+FAKE_EXPORT Result cuEventSynchronize(Event event) {
+    FAKE_ENTER("cuEventSynchronize", true);
+    const auto found = s.events.find(event);
+    if (found == s.events.end()) {
+        return kInvalidHandle;
+    }
+    run_all(s);
+    return found->second->completed == found->second->recorded ? kSuccess : 702;
+}
+
+FAKE_EXPORT Result cuEventElapsedTime(float* milliseconds, Event start, Event stop) {
+    FAKE_ENTER("cuEventElapsedTime", true);
+    const std::chrono::duration<float, std::milli> apart =
+        s.events.at(stop)->when - s.events.at(start)->when;
+    *milliseconds = apart.count();
+    return kSuccess;
 }
 
 FAKE_EXPORT void fake_cuda_reset(void) {

@@ -9,10 +9,8 @@ import random
 from itertools import pairwise
 
 import pytest
-from geometries import shapes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from naive import page_addresses
 
 from sparkcache_connector.worker.placement import (
     Page,
@@ -31,6 +29,8 @@ from sparkcache_connector.worker.placement_errors import (
     UnverifiedPageError,
 )
 from sparkcache_connector.worker.placement_layout import Extent, LayerPages
+from tests.unit.native.geometries import shapes
+from tests.unit.native.naive import page_addresses
 
 ARENA = 16384
 WAIT = 20.0

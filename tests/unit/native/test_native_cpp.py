@@ -5,8 +5,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import native_build
 import pytest
+
+from tests.unit.native import native_build
 
 
 @pytest.mark.parametrize("sanitizer", ["asan", "tsan"])

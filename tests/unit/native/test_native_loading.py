@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import native_build
 import pytest
 
 from sparkcache_connector.worker import placement_abi as abi
@@ -24,6 +23,7 @@ from sparkcache_connector.worker.placement_layout import (
     PageLayout,
 )
 from sparkcache_connector.worker.placement_native import NativeMissingError, open_native
+from tests.unit.native import native_build
 
 
 def layout(device="cpu"):

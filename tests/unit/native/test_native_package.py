@@ -11,13 +11,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import native_build
 import pytest
 
 from builder.native import ABI, ARCHITECTURES, FATBIN, LIBRARY, MANIFEST, NativeBuildError
 from builder.native import build_native as build
 from sparkcache_connector.worker.placement import PlacementOptions
 from sparkcache_connector.worker.placement_abi import ABI_VERSION, load_library
+from tests.unit.native import native_build
 
 pytestmark = pytest.mark.skipif(
     find_spec("ziglang") is None, reason="needs the tools' environment (ziglang)"
@@ -150,9 +150,8 @@ def test_this_machines_library_loads_and_serves(built):
     machine = platform.machine()
     if machine not in built:
         pytest.skip(f"no library is built for {machine}")
-    from placement_suite import PlacementSuite
-
     from sparkcache_connector.worker.placement_native import NativePlacement
+    from tests.unit.native.placement_suite import PlacementSuite
 
     path = library_of(built[machine])
     library = load_library(path, hashlib.sha256(path.read_bytes()).hexdigest())

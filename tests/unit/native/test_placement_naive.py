@@ -1,7 +1,7 @@
 """The suite against the reference: what it expects is possible, and it is not vacuous."""
 
-from naive import NaivePlacement
-from placement_suite import PlacementSuite
+from tests.unit.native.naive import NaivePlacement
+from tests.unit.native.placement_suite import PlacementSuite
 
 
 class TestNaive(PlacementSuite):

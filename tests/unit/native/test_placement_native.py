@@ -3,13 +3,13 @@
 import ctypes
 import struct
 
-import native_build
 import pytest
-from placement_suite import BufferRig, PlacementSuite
 
 from sparkcache_connector.worker.placement_abi import load_library
 from sparkcache_connector.worker.placement_layout import MemoryRegion
 from sparkcache_connector.worker.placement_native import NativePlacement
+from tests.unit.native import native_build
+from tests.unit.native.placement_suite import BufferRig, PlacementSuite
 
 FAKE_FATBIN = struct.pack("=IHHQ", 0xBA55ED50, 1, 16, 0)
 MAPPED, STAGED = 1, 2

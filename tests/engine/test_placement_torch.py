@@ -4,10 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the engine environment (torch)")
 
-from placement_suite import BufferRig, PlacementSuite  # noqa: E402
-
 from sparkcache_connector.worker.placement import region_of_tensor  # noqa: E402
 from sparkcache_connector.worker.placement_torch import TorchPlacement  # noqa: E402
+from tests.unit.native.placement_suite import BufferRig, PlacementSuite  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
