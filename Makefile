@@ -69,6 +69,10 @@ engine: $(TOOLS) ## the engine environments: .engine/stock (published vLLM) and 
 conformance: engine ## vLLM's own tests on both builds; TESTS=--full for all of the touched area
 	@$(PY) -m tests.conformance $(TESTS)
 
+.PHONY: gpu-check
+gpu-check: $(TOOLS) ## the CUDA placement on this machine's GPU, if it has one; RECORD=1 keeps the table
+	@$(PY) -m tests.gpu.check $(if $(RECORD),--record)
+
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
 	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,6 +33,7 @@ from sparkcache_connector.worker.placement_layout import (  # noqa: E402
     PageLayout,
 )
 from sparkcache_connector.worker.restore import RestoreWorker  # noqa: E402
+from tests.unit.native import native_build  # noqa: E402
 
 
 @pytest.fixture
@@ -45,8 +46,17 @@ def memory():
     return noise(BLOCKS, PADDED), noise(BLOCKS, 2, BLOCK, ROW)
 
 
+@pytest.fixture(params=["torch", "native"])
+def placement_options(request):
+    """What pages move by: torch, or the native library as this checkout builds it."""
+    if request.param == "torch":
+        return PlacementOptions(mode="off")
+    path = native_build.library()
+    return PlacementOptions(mode="on", library=path, library_sha256=native_build.sha256(path))
+
+
 @pytest.fixture
-def make_rank(tmp_path, memory):
+def make_rank(tmp_path, memory, placement_options):
     opened = []
 
     def make(*, deadline=20.0, threads=2):
@@ -73,7 +83,7 @@ def make_rank(tmp_path, memory):
                 ),
             )
         )
-        placement = open_placement(layout, PlacementOptions(mode="off"))
+        placement = open_placement(layout, placement_options)
         store = Store.open(tmp_path / "rank-0", identity=b"i" * 32, options=Options(workers=2))
         counts = Counts()
         rank = Rank(

@@ -70,6 +70,11 @@ def _sources():
     return sorted(path.relative_to(CSRC).as_posix() for path in (CSRC / "src").glob("*.cpp"))
 
 
+def sha256(path):
+    """The digest that a binding must be given for ``path``."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def library():
     """``libsparkcache_placement.so`` for this machine."""
     link = ["-shared", "-Wl,--version-script=src/exports.map", "-ldl"]

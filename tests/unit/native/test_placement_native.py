@@ -15,16 +15,10 @@ FAKE_FATBIN = struct.pack("=IHHQ", 0xBA55ED50, 1, 16, 0)
 MAPPED, STAGED = 1, 2
 
 
-def digest_of(path):
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def library():
     path = native_build.library()
-    return load_library(path, digest_of(path))
+    return load_library(path, native_build.sha256(path))
 
 
 @pytest.fixture(scope="module")
