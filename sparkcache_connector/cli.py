@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from sparkcache_connector.doctor import examine
 from sparkcache_connector.store import Manifest, Options, Reason, Store, StoreError
 from sparkcache_connector.store.benchmark import measure
 from sparkcache_connector.store.catalog import CatalogDamaged, RootRow
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument("--destroy-key", metavar="ID", help="revoke a key and every root under it")
     command("stats", _stats, "sizes, owner and keys")
     command("identity", _identity, "list the identities that have roots")
+    command("doctor", _doctor, "why nothing hits; ROOT is spark_cache_root itself")
     bench = command("bench", _bench, "measure this disk: save, cold load, hot load")
     bench.add_argument("--page", type=_size, default=1 << 20, help="page size (default 1M)")
     bench.add_argument("--total", type=_size, default=512 << 20, help="bytes (default 512M)")
@@ -314,6 +316,14 @@ def _identity(arguments: argparse.Namespace) -> int:
     ]
     lines.append(f"{len(rows)} identities")
     _print(arguments, value, lines)
+    return OK
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    if not arguments.root.is_dir():
+        raise _Usage(f"there is no directory {arguments.root}")
+    diagnosis = examine(arguments.root, arguments.key_file)
+    _print(arguments, diagnosis.as_json(), diagnosis.as_text())
     return OK
 
 

@@ -78,7 +78,8 @@ class Config:
         checkpoint_interval_tokens: largest distance between two published boundaries.
         min_span_tokens: shorter contexts are recomputed faster than they are looked up.
         max_span_tokens: longer contexts are not published; 0 is the model's own limit.
-        max_bytes: allocated bytes kept on disk; None is half of the file system, 0 no limit.
+        max_bytes: allocated bytes kept on disk; unset is four fifths of what the disk has for us,
+            0 no limit.
         low_watermark_bytes: what eviction goes down to; 0 is nine tenths of ``max_bytes``.
         ttl_seconds: roots unused for so long are removed; 0 keeps them.
         key_file: secret that authenticates manifests; empty makes one in the cache root.
@@ -285,11 +286,6 @@ def canonical_spelling(legacy_spelling: str) -> str:
         if legacy_spelling in _legacy_variables(option.name, option.metadata):
             return ENVIRONMENT_PREFIX + option.name.upper()
     raise ValueError(f"{legacy_spelling} is not a legacy spelling")
-
-
-def automatic_capacity(file_system_bytes: int) -> int:
-    """The capacity that an unset ``max_bytes`` means: half of the file system."""
-    return file_system_bytes // 2
 
 
 def _canonical(

@@ -131,7 +131,7 @@ def _tamper(kind: str, group: int, page: int) -> None:
         if kind == "zero":
             victim[:] = bytes(len(victim))
         elif kind == "swap":
-            other = destinations[group][page - 1]
+            other = destinations[group + 1][page]
             victim[:], other[:] = bytes(other), bytes(victim)
         elif kind == "other_boundary":
             victim[:] = _state_of_another_boundary(self, plan, group)

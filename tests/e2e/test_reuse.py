@@ -73,7 +73,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "tamper", [["zero", 0, 0], ["other_boundary", 0, 0], ["zero", 3, 7], ["swap", 3, 7]]
+    "tamper", [["zero", 0, 0], ["other_boundary", 0, 0], ["zero", 3, 7], ["swap", 0, 0]]
 )
 def test_harm_below_the_authentication_changes_the_answer(
     stored: dict[str, Any], tamper: list[Any]

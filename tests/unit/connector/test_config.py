@@ -54,7 +54,6 @@ def test_malformed_whole_numbers_are_refused(spelling):
 def test_unset_capacity_differs_from_no_limit():
     assert resolve({}, {}).config.max_bytes is None
     assert resolve({"spark_cache_max_bytes": 0}, {}).config.max_bytes == 0
-    assert configuration.automatic_capacity(1000) == 500
 
 
 @pytest.mark.parametrize(
