@@ -79,3 +79,8 @@ def test_contract_and_manifests_are_the_pinned_ones():
 @pytest.mark.download
 def test_everything_generated_is_as_generated_from_the_release():
     assert main(["--checkout", str(CHECKOUT), "pin", "--check"]) == 0
+
+
+@pytest.mark.download
+def test_every_shipped_patch_round_trips_through_commits_on_the_release():
+    assert main(["--checkout", str(CHECKOUT), "patch", "check"]) == 0
