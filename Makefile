@@ -65,6 +65,10 @@ engine: $(TOOLS) ## the engine environments: .engine/stock (published vLLM) and 
 	@$(PY) -m builder build --target $(TARGET) --base cpu-x86_64
 	@$(PYTHON) tests/support/engine_env.py
 
+.PHONY: demo
+demo: engine ## serve a tiny hybrid, kill it, serve it again: the same answer, restored
+	@$(PY) -m tests.e2e.demo
+
 .PHONY: conformance
 conformance: engine ## vLLM's own tests on both builds; TESTS=--full for all of the touched area
 	@$(PY) -m tests.conformance $(TESTS)
