@@ -3,7 +3,7 @@
 There is no fuzz, no offset, no reverse and no "already applied, fine". A change is accepted
 when (1) the file before it has the object id that the patch names, (2) every hunk's old
 lines stand at exactly the named line, (3) what comes out has the object id that the patch
-names. Why nothing softer: docs/adr/0010-exact-patches.md.
+names. Why nothing softer: docs/adr/0001-own-exact-patcher.md.
 """
 
 from __future__ import annotations
