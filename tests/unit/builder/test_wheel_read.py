@@ -112,6 +112,8 @@ ODD: dict[str, tuple[Callable[[], bytes], str]] = {
     "symbolic link": (lambda: with_member("vllm/link.py", 0o120777), "file type"),
     "device": (lambda: with_member("vllm/null", 0o020666), "file type"),
     "setuid": (lambda: with_member("vllm/tool", 0o104755), "mode"),
+    "setgid": (lambda: with_member("vllm/tool", 0o102755), "mode"),
+    "sticky": (lambda: with_member("vllm/tool", 0o101755), "mode"),
     "directory with content": (lambda: with_member("vllm/dir/", 0o040755), "file type"),
     "file below a file": (lambda: with_member("vllm/version.py/x.py"), "file type"),
     "parent directory": (lambda: with_member("vllm/../../etc/passwd"), "unsafe name"),
@@ -159,6 +161,7 @@ ODD: dict[str, tuple[Callable[[], bytes], str]] = {
         ),
         "entry count",
     ),
+    "hidden bytes between two members": (lambda: gap(SmallWheel().bytes()), "gap or overlap"),
     "hidden bytes before the directory": (
         lambda: hidden_bytes(SmallWheel().bytes()),
         "gap or overlap",
@@ -182,6 +185,24 @@ ODD: dict[str, tuple[Callable[[], bytes], str]] = {
         "ZIP64",
     ),
 }
+
+
+def gap(data: bytes) -> bytes:
+    """Five bytes before the third member, with every offset behind them put right."""
+    headers = sorted(member.header_offset for member in zipfile.ZipFile(io.BytesIO(data)).filelist)
+    place = headers[2]
+    start = struct.unpack_from("<L", data, len(data) - 6)[0]
+    end = bytearray(data[start:])
+    struct.pack_into("<L", end, len(end) - 6, start + 5)
+    at = 0
+    while end[at : at + 4] == b"PK\x01\x02":
+        offset = struct.unpack_from("<L", end, at + 42)[0]
+        if offset >= place:
+            struct.pack_into("<L", end, at + 42, offset + 5)
+        at += 46 + sum(struct.unpack_from("<3H", end, at + 28))
+    found = data[:place] + b"hello" + data[place:start] + bytes(end)
+    assert zipfile.ZipFile(io.BytesIO(found)).testzip() is None, "the standard reader is content"
+    return found
 
 
 def hidden_bytes(data: bytes) -> bytes:
