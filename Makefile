@@ -77,6 +77,15 @@ conformance: engine ## vLLM's own tests on both builds; TESTS=--full for all of 
 gpu-check: $(TOOLS) ## the CUDA placement on this machine's GPU, if it has one; RECORD=1 keeps the table
 	@$(PY) -m tests.gpu.check $(if $(RECORD),--record)
 
+.PHONY: crash
+crash: $(TOOLS) ## kill, power-loss, error and fuzz sweeps of the store in full (an hour; CI runs samples of them)
+	@HYPOTHESIS_PROFILE=full $(PY) -m pytest -q tests/crash tests/fuzz tests/unit/store/test_store_model.py
+	@$(PY) -m tests.crash.sweep_syscalls
+
+.PHONY: bench
+bench: $(TOOLS) ## measure the store against rulers of the same run; DIR=… chooses the disk
+	@$(PY) -m bench.store $(DIR)
+
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
 	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

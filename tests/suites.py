@@ -67,8 +67,8 @@ SUITES: tuple[Suite, ...] = (
     Suite("verify", "the judge and its mutations", pytest=("tests/unit/verify",)),
     Suite(
         "store",
-        "the store: properties, faults, crashes",
-        pytest=("tests/unit/store", "tests/crash"),
+        "the store: properties, faults, crashes, its parsers fed anything",
+        pytest=("tests/unit/store", "tests/crash", "tests/fuzz"),
     ),
     Suite("native", "the placement library on the host", pytest=("tests/unit/native",)),
     Suite("build", "every bundle is built and judged", make=("build BASE=all",)),

@@ -11,13 +11,14 @@ rebuilds the catalog from the manifests.
 from __future__ import annotations
 
 import sqlite3
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparkcache_connector.store.manifest import Manifest
+from sparkcache_connector.store.manifest import DIGEST_BYTES, Manifest
 from sparkcache_connector.store.pack import MAX_PACK
 
 CATALOG_NAME: Final = "catalog.sqlite"
@@ -27,6 +28,7 @@ IN_MEMORY: Final = ":memory:"
 
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE notes (identity BLOB PRIMARY KEY, contexts BLOB NOT NULL, allocated INTEGER NOT NULL);
 CREATE TABLE identities (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
 CREATE TABLE roots (
     id INTEGER PRIMARY KEY,
@@ -177,10 +179,24 @@ class Catalog:
                 " WHERE usable AND identity = (SELECT id FROM identities WHERE digest = ?)",
                 (identity,),
             ).fetchall()
-        contexts = {row[0] for row in rows}
-        if not all(type(context) is bytes for context in contexts):
+        contexts = {context for (context,) in rows}
+        if not set(map(type, contexts)) <= {bytes}:
             raise CatalogDamaged("a context digest is not a blob")
         return contexts
+
+    def noted(self, identity: bytes) -> tuple[set[bytes], int] | None:
+        """Return what :meth:`note` noted for an identity; None if it noted another one's."""
+        with self._reading() as db:
+            row = db.execute(
+                "SELECT contexts, allocated FROM notes WHERE identity = ?", (identity,)
+            ).fetchone()
+        if row is None:
+            return None
+        _expect(bytes, row[0])
+        _expect(int, row[1])
+        if len(row[0]) % DIGEST_BYTES:
+            raise CatalogDamaged("the noted contexts are cut off")
+        return {context for (context,) in struct.iter_unpack(f"{DIGEST_BYTES}s", row[0])}, row[1]
 
     def root(self, identity: bytes, context: bytes) -> RootRow | None:
         """Return one root; None if it is not catalogued."""
@@ -325,6 +341,13 @@ class Catalog:
                 [(when, stamp, identity, context) for identity, context, when, stamp in used],
             )
 
+    def note(self, identity: bytes, contexts: Iterable[bytes], allocated: int) -> None:
+        """Note at closing what the next opening would have to gather from every row."""
+        with self._changing() as db:
+            db.execute("DELETE FROM notes")
+            values = (identity, b"".join(contexts), allocated)
+            db.execute("INSERT INTO notes VALUES (?, ?, ?)", values)
+
     def set_unusable(self, identity: bytes, context: bytes) -> None:
         """Note that no key of the ring vouches for a root; its packs stay referenced."""
         with self._changing() as db:
@@ -446,5 +469,6 @@ def _insert_root(db: sqlite3.Connection, row: RootRow, manifest: Manifest) -> No
 def _damage() -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+        # The module decodes names and messages that come from damaged pages.
         raise CatalogDamaged(str(error)) from error

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, RLock
 from typing import Final, TypeVar
 
@@ -120,7 +121,7 @@ class Core:
                 keys_known = catalog.get_mark(_KEYS) == self._keys_mark()
                 if keys_known and catalog.get_mark(_CLEAN) == self._clean_mark():
                     catalog.set_mark(_CLEAN, None)
-                    self._load(catalog)
+                    self._load(catalog, noted=True)
                     return catalog
                 catalog.check()
                 catalog.set_mark(_CLEAN, None)
@@ -143,7 +144,7 @@ class Core:
                         self.files.unlink(self.area.root.fd, name)
                 catalog = Catalog(place)
                 self._reconcile(catalog, trust_stamps=False)
-                self._load(catalog)
+                self._load(catalog, first=not hasattr(self, "catalog"))
             except (CatalogDamaged, OSError) as error:
                 if place == IN_MEMORY:
                     raise Refused(
@@ -203,15 +204,21 @@ class Core:
             swept = 0 if self.in_flight else self.sweep_temporaries()
             self.with_catalog(Catalog.check)
             self.with_catalog(lambda catalog: self._reconcile(catalog, trust_stamps=True))
-            self.with_catalog(self._load)
+            self.with_catalog(partial(self._load, first=False))
             return swept + self.counters.total() - before
 
-    def _load(self, catalog: Catalog) -> None:
-        """Take over what a catalog says that agrees with the files."""
+    def _load(self, catalog: Catalog, *, noted: bool = False, first: bool = True) -> None:
+        """Take over what a catalog says that agrees with the files.
+
+        ``noted``: it was closed in order, so what it noted then is still so.
+        """
         catalog.clamp_uses(self.clock_ns())
-        held = catalog.contexts(self.identity)
-        self.allocated = catalog.totals().allocated
-        self._changed(held - self.held, self.held - held)
+        found = catalog.noted(self.identity) if noted else None
+        if found is None:
+            found = catalog.contexts(self.identity), catalog.totals().allocated
+        held, self.allocated = found
+        if not first:
+            self._changed(held - self.held, self.held - held)
         self.held = held
 
     def _keys_mark(self) -> str:
@@ -239,6 +246,7 @@ class Core:
         if 0 <= age < _TIMESTAMP_STEP_NS:
             time.sleep((_TIMESTAMP_STEP_NS - age) / 1e9)
         self.catalog.set_mark(_KEYS, self._keys_mark())
+        self.catalog.note(self.identity, self.held, self.allocated)
         self.catalog.set_mark(_CLEAN, self._clean_mark())
 
     def flush_uses(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -39,8 +40,10 @@ from sparkcache_connector.store.pack import (
 )
 from sparkcache_connector.store.reconcile import root_row
 
-_BATCH: Final = 64
+_BATCH: Final = 32
 """Roots evicted under one directory sync."""
+_PAUSE_SECONDS: Final = 0.02
+"""Between two batches while a restore is running."""
 _DEAD_SHARE: Final = 0.5
 """Packs of which more than this share is dead are compacted."""
 
@@ -137,27 +140,36 @@ def _enough(rows: Sequence[RootRow], excess: int) -> Sequence[RootRow]:
 def remove_roots(core: Core, rows: Sequence[RootRow]) -> None:
     """Remove roots, then the packs that nobody needs any more.
 
+    While a restore is running, batches leave it room: a restore has somebody waiting for it.
+
     Raises:
         Refused: if the file system does not let us; what is gone is accounted for.
     """
     with core.lock:
-        touched: set[int] = set()
-        gone: list[RootRow] = []
-        try:
-            for row in rows:
-                with suppress(Miss):
-                    directory = core.area.identity(row.identity)
-                    core.files.unlink(directory.fd, manifest_name(row.context))
-                    touched.add(directory.fd)
-                gone.append(row)
-            for descriptor in touched:
-                core.files.sync_directory(descriptor, "evict-dir")
-        except OSError as error:
-            core.exact = False
-            raise _refused("eviction", error) from error
-        finally:
-            core.forget_roots(gone)
-        remove_dead_packs(core)
+        for at in range(0, len(rows), _BATCH):
+            if at and core.reader.active:
+                time.sleep(_PAUSE_SECONDS)
+            _remove_batch(core, rows[at : at + _BATCH])
+
+
+def _remove_batch(core: Core, rows: Sequence[RootRow]) -> None:
+    touched: set[int] = set()
+    gone: list[RootRow] = []
+    try:
+        for row in rows:
+            with suppress(Miss):
+                directory = core.area.identity(row.identity)
+                core.files.unlink(directory.fd, manifest_name(row.context))
+                touched.add(directory.fd)
+            gone.append(row)
+        for descriptor in touched:
+            core.files.sync_directory(descriptor, "evict-dir")
+    except OSError as error:
+        core.exact = False
+        raise _refused("eviction", error) from error
+    finally:
+        core.forget_roots(gone)
+    remove_dead_packs(core)
 
 
 def remove_dead_packs(core: Core) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Lock
@@ -131,6 +131,8 @@ class Reader:
         self._lock = Lock()
         self._flights: dict[tuple[object, ...], _Flight] = {}
         self._seen: dict[bytes, None] = {}
+        self.active = 0
+        """Restores that are running."""
         self.shared_segments = 0
         """Segments that were copied from another restore instead of being read."""
 
@@ -189,11 +191,22 @@ class Reader:
         segments = list(cut(plan.manifest, destinations))
         tasks = (partial(self._read_segment, plan, destinations, part) for part in segments)
         total = 0
-        for part, size in zip(segments, run_in_order(self._workers, stop, tasks), strict=True):
-            total += size
-            if verified is not None:
-                verified(part.group, part.first, part.count)
+        with self._counted():
+            for part, size in zip(segments, run_in_order(self._workers, stop, tasks), strict=True):
+                total += size
+                if verified is not None:
+                    verified(part.group, part.first, part.count)
         return total
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
 
     def _read_segment(self, plan: Plan, destinations: Destinations, part: Segment) -> int:
         group = plan.manifest.groups[part.group]

@@ -11,7 +11,7 @@ from threading import Event
 from types import TracebackType
 
 from sparkcache_connector.store import maintenance, publication
-from sparkcache_connector.store.catalog import Catalog
+from sparkcache_connector.store.catalog import Catalog, CatalogDamaged
 from sparkcache_connector.store.core import Core, Options
 from sparkcache_connector.store.durable import Files
 from sparkcache_connector.store.errors import (
@@ -121,7 +121,7 @@ class Store:
             try:
                 core.flush_uses()
                 core.mark_clean()
-            except (StoreError, OSError):
+            except (StoreError, CatalogDamaged, OSError):
                 core.count("catalog", "not-clean")
             core.catalog.close()
             core.area.close()
