@@ -21,7 +21,7 @@ from verify import strictjson
 from verify.errors import ConfigError, FormatError
 from verify.manifest import is_deployable, path_problem
 from verify.pins import Pins
-from verify.strictjson import Record
+from verify.strictjson import Json, Record
 
 CONNECTOR_SCHEMA = "sparkcache.connector/v1"
 EMBEDDED = "_pins"
@@ -81,6 +81,7 @@ class Anchor:
     origin: Origin
     place: str
     pins: Pins
+    pins_json: Json
     pins_sha256: str
     required_sha256: str | None
     inside: bool
@@ -195,6 +196,7 @@ def _load(
         origin=origin,
         place=place,
         pins=pins,
+        pins_json=strictjson.parse(data, str(pins_file)),
         pins_sha256=hashlib.sha256(data).hexdigest(),
         required_sha256=required,
         inside=inside,

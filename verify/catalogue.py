@@ -156,6 +156,27 @@ _ALL = (
         "an installation in place is finished, and from these pins",
         "finish it with `python -m builder install`, or take it back with `uninstall`",
     ),
+    Check(
+        "ATT-1",
+        "there are attestations, when they are required",
+        "ask the builder for attestations.intoto.jsonl, or build with a signing key",
+    ),
+    Check("ATT-2", "the attestations are envelopes in canonical form", _REBUILD),
+    Check("ATT-3", "every payload is an in-toto statement by its type", _REBUILD),
+    Check(
+        "ATT-4",
+        "the trust root is sound, comes from outside the subject and has not expired",
+        "get the current trust root from whoever you trust to sign, not from the bundle",
+    ),
+    Check(
+        "ATT-5",
+        "enough distinct trusted keys have signed",
+        "whoever signed is not whom the trust root names: take the bundle from its source",
+    ),
+    Check("ATT-6", "no signature that claims a trusted key is false or given twice", _REBUILD),
+    Check("ATT-7", "the statements are those of a bundle", _REBUILD),
+    Check("ATT-8", "the statements are about exactly the files of this bundle", _REBUILD),
+    Check("ATT-9", "the statements say what the pins and the papers say", _REBUILD),
 )
 
 CHECKS: Mapping[str, Check] = {check.id: check for check in _ALL}

@@ -7,6 +7,7 @@ docs/exit-codes.md; only this module exits.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import re
 import sys
@@ -17,15 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from verify import render
+from verify import render, render_ci
+from verify.checks.attestation import Demands
 from verify.digest import Progress, quiet
-from verify.errors import VerifyError
+from verify.errors import FormatError, VerifyError
 from verify.judges.bundle import judge_bundle
 from verify.judges.case import Options
 from verify.judges.site import judge_env, judge_venv
 from verify.judges.source import judge_sdist, judge_tree
 from verify.judges.wheel import judge_wheel
 from verify.report import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, Report, printable
+from verify.trust import parse_time
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})\Z")
 
@@ -36,6 +39,13 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "venv": ("DIR", "what is installed in a virtual environment or below a prefix"),
     "env": ("PYTHON", "the vLLM that this interpreter would import; it is not started"),
     "bundle": ("DIR", "a directory that a build made: wheels, receipt, bill of materials"),
+}
+
+_FORMATS: Mapping[str, Callable[[Report], str]] = {
+    "text": render.text,
+    "json": render.as_json,
+    "sarif": render_ci.sarif,
+    "junit": render_ci.junit,
 }
 
 _EPILOG = """\
@@ -52,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         report = _judge(options)
-        sys.stdout.write(render.FORMATS[options.format](report))
+        sys.stdout.write(_FORMATS[options.format](report))
         sys.stdout.flush()
     except VerifyError as error:
         sys.stderr.write(f"verify: {printable(str(error))}\n")
@@ -80,6 +90,10 @@ def _judge(options: argparse.Namespace) -> Report:
         patched=options.state == "patched",
         known_startup=frozenset(options.known_startup),
         progress=progress,
+        commit_proof=options.require_commit_proof,
+        attestations=Demands(options.trust, options.at, options.require_attestation)
+        if options.kind == "bundle"
+        else Demands(),
     )
     judges: Mapping[str, Callable[[Path, Options], Report]] = {
         "tree": judge_tree,
@@ -123,8 +137,29 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="accept this file although it runs when the interpreter starts; repeatable",
     )
+    common.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: text")
     common.add_argument(
-        "--format", choices=sorted(render.FORMATS), default="text", help="default: text"
+        "--require-commit-proof",
+        action="store_true",
+        help="undecided unless raw objects prove that the pinned tree is the commit's",
+    )
+    signed = _Parser(add_help=False)
+    signed.add_argument(
+        "--trust",
+        metavar="FILE",
+        type=Path,
+        help="a trust root from outside: judge the bundle's signatures by it",
+    )
+    signed.add_argument(
+        "--require-attestation",
+        action="store_true",
+        help="undecided without attestations and a trust root",
+    )
+    signed.add_argument(
+        "--at",
+        metavar="TIME",
+        type=_moment,
+        help="judge the trust root's expiry at this moment, such as 2027-01-31T00:00:00Z",
     )
     parser = _Parser(
         prog="verify",
@@ -135,8 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, (metavar, about) in _KINDS.items():
+        parents = [common, signed] if name == "bundle" else [common]
         kind = kinds.add_parser(
-            name, parents=[common], help=about, description=f"Judge {about}.", allow_abbrev=False
+            name, parents=parents, help=about, description=f"Judge {about}.", allow_abbrev=False
         )
         kind.add_argument("subject", metavar=metavar, type=Path)
     return parser
@@ -147,6 +183,13 @@ def _digest(text: str) -> str:
     if match is None:
         raise argparse.ArgumentTypeError(f"expected sha256:<64 hex digits>, found {text!r}")
     return match[1]
+
+
+def _moment(text: str) -> datetime.datetime:
+    try:
+        return parse_time(text, "--at")
+    except FormatError as error:
+        raise argparse.ArgumentTypeError(error.problem) from error
 
 
 def _progress() -> tuple[Progress, Callable[[], None]]:

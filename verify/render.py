@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 
 from verify.report import Finding, Report, Status, Verdict, tally
 
@@ -78,6 +77,3 @@ def _finding(finding: Finding) -> list[str]:
         if value is not None:
             lines.append(f"{'':15} {label:<8} {value}")
     return lines
-
-
-FORMATS: Mapping[str, Callable[[Report], str]] = {"text": text, "json": as_json}

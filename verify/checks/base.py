@@ -34,8 +34,13 @@ class Basis:
     bases: Mapping[str, Manifest]
 
 
-def judge_anchor(anchor: Anchor | None, rec: Recorder) -> Basis | None:
-    """Run steps 1 to 3; None when there is nothing sound to compare with."""
+def judge_anchor(
+    anchor: Anchor | None, rec: Recorder, *, commit_proof: bool = False
+) -> Basis | None:
+    """Run steps 1 to 3; None when there is nothing sound to compare with.
+
+    With ``commit_proof``, pins that do not claim a proof leave step 3 undecided.
+    """
     # (1)
     if anchor is None:
         rec.undecided(
@@ -65,7 +70,7 @@ def judge_anchor(anchor: Anchor | None, rec: Recorder) -> Basis | None:
     # (2)
     basis = _agreement(anchor, rec)
     # (3)
-    _commit(anchor, rec)
+    _commit(anchor, rec, required=commit_proof)
     return None if rec.tripped("BASE-2") else basis
 
 
@@ -199,16 +204,18 @@ def _base_disagreements(
             yield f"bases.{name}.differs: {path}", in_wheel(path), sha256
 
 
-def _commit(anchor: Anchor, rec: Recorder) -> None:
+def _commit(anchor: Anchor, rec: Recorder, *, required: bool) -> None:
     # (3)
     pins = anchor.pins
     if not pins.proven:
         claim = f"commit {pins.commit}" if pins.commit else "no commit"
-        rec.note(
-            "BASE-3",
-            None,
-            f"unproven: the pins claim {claim}, and hold no raw objects that tie the tree to it",
+        message = (
+            f"unproven: the pins claim {claim}, and hold no raw objects that tie the tree to it"
         )
+        if required:
+            rec.undecided("BASE-3", None, message, expected="objects/commit and objects/tree")
+        else:
+            rec.note("BASE-3", None, message)
         return
     commit, tree = anchor.objects.get("commit"), anchor.objects.get("tree")
     if commit is None or tree is None:

@@ -121,21 +121,21 @@ def judge_bom(holder: Holder, wheel: Digest | None, local_version: str, rec: Rec
     except (FormatError, ReadError) as error:
         rec.fail("PKG-15", BOM, str(error))
         return
-    component = _at(bom, "metadata", "component")
+    component = at(bom, "metadata", "component")
     facts: list[tuple[str, Json, Json]] = [
-        ("bomFormat", "CycloneDX", _at(bom, "bomFormat")),
-        ("specVersion", "1.6", _at(bom, "specVersion")),
-        ("metadata.component.version", local_version, _at(component, "version")),
+        ("bomFormat", "CycloneDX", at(bom, "bomFormat")),
+        ("specVersion", "1.6", at(bom, "specVersion")),
+        ("metadata.component.version", local_version, at(component, "version")),
         (
             "metadata.component.purl",
             "pkg:generic/vllm@" + local_version.replace("+", "%2B"),
-            _at(component, "purl"),
+            at(component, "purl"),
         ),
     ]
     if wheel is not None:
-        hashes = _at(component, "hashes")
+        hashes = at(component, "hashes")
         listed = hashes if isinstance(hashes, list) else []
-        contents = [_at(each, "content") for each in listed if _at(each, "alg") == "SHA-256"]
+        contents = [at(each, "content") for each in listed if at(each, "alg") == "SHA-256"]
         facts.append(("metadata.component.hashes", wheel.sha256, contents[0] if contents else None))
     for key, expected, actual in facts:
         if expected != actual:
@@ -165,7 +165,8 @@ def _named(values: tuple[object, ...]) -> str:
     return "; ".join(str(value) for value in values) or "none"
 
 
-def _at(value: Json, *keys: str) -> Json:
+def at(value: Json, *keys: str) -> Json:
+    """Return what lies at ``keys`` of nested objects; null where something is missing."""
     for key in keys:
         if not isinstance(value, Mapping):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verify.checks import bundle
+from verify.checks import attestation, bundle
 from verify.digest import Digest
 from verify.errors import ConfigError
 from verify.holders.directory import DirectoryHolder
@@ -47,4 +47,7 @@ def judge_bundle(folder: Path, options: Options) -> Report:
         case.rec.fail("PKG-12", bundle.RECEIPT, message, expected=case.base, actual=receipt.base)
     if case.basis is not None:
         bundle.judge_bom(holder, vllm, case.basis.pins.local_version, case.rec)
+    attestation.judge_attestations(
+        holder, digests, receipt, case.anchor, options.attestations, folder, case.rec
+    )
     return case.report()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verify import expect
 from verify.anchor import Anchor, find
 from verify.checks import base, connector, contract, native, patch, tree
+from verify.checks.attestation import Demands
 from verify.checks.base import Basis
 from verify.digest import Digest, Progress, ReadError, quiet
 from verify.errors import ConfigError
@@ -36,6 +37,8 @@ class Options:
     patched: bool = True
     in_place: bool = False
     known_startup: frozenset[str] = frozenset()
+    attestations: Demands = field(default_factory=Demands)
+    commit_proof: bool = False
     home: Path | None = None
     progress: Progress = quiet
 
@@ -69,7 +72,9 @@ class Case:
         self.options = options
         self.rec = Recorder()
         self.anchor: Anchor | None = find(options.pins, options.target, list(roots), options.home)
-        self.basis: Basis | None = base.judge_anchor(self.anchor, self.rec)
+        self.basis: Basis | None = base.judge_anchor(
+            self.anchor, self.rec, commit_proof=options.commit_proof
+        )
         self.contract: Contract | None = None
         self.base: str | None = None
         if self.anchor is not None and self.basis is not None:
