@@ -390,25 +390,25 @@ class Coordinator:
         is_private: Callable[[int, int], bool],
     ) -> LoadOrder:
         groups: list[GroupBlocks] = []
+        shared: list[GroupBlocks] = []
         refused = ""
         for index, shape in enumerate(self._shapes):
             pages = beyond_local(shape, offer.boundary, local)
             if pages is None:
                 continue
-            blocks = tuple(tables[index][pages.first : pages.end])
-            slots = range(pages.first, pages.end)
-            if len(blocks) != pages.count or NULL_BLOCK in blocks:
+            found = list(enumerate(tables[index]))[pages.first : pages.end]
+            here = [(slot, block) for slot, block in found if block != NULL_BLOCK]
+            mine = tuple(block for slot, block in here if is_private(index, slot))
+            if len(here) != pages.count:
                 refused = "destination_missing"
-            elif not all(is_private(index, slot) for slot in slots):
-                refused = "destination_shared"
-            groups.append(
-                GroupBlocks(
-                    index,
-                    pages.first,
-                    tuple(b for b in blocks if b != NULL_BLOCK),
-                    pages.last_positions,
-                )
-            )
+            elif len(mine) != len(here):
+                refused = refused or "destination_shared"
+            groups.append(GroupBlocks(index, pages.first, mine, pages.last_positions))
+            every = tuple(block for _, block in here)
+            shared.append(GroupBlocks(index, pages.first, every, pages.last_positions))
+        if refused and not any(group.blocks for group in groups):
+            # The failure must name some block of this request, or it would go unnoticed.
+            groups = shared
         return LoadOrder(request, offer.root, offer.boundary, local, tuple(groups), refused)
 
     def _preempted(self, request: str) -> None:

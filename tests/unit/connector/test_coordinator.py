@@ -177,7 +177,22 @@ def test_destination_that_others_share_is_refused():
     engine.add()
     external = engine.coordinator.lookup("r", 0)
     engine.coordinator.allocated("r", external, engine.table(1_280), lambda g, i: (g, i) != (1, 3))
-    assert engine.step()[0].loads[0].refused == "destination_shared"
+    (load,) = engine.step()[0].loads
+    assert load.refused == "destination_shared"
+    # The failure names blocks of this request only: others must not be set back.
+    assert 113 not in load.blocks
+    assert 112 in load.blocks
+
+
+def test_refused_load_always_names_a_block_so_that_its_failure_is_noticed():
+    engine = Engine()
+    engine.holds(1_280)
+    engine.add()
+    external = engine.coordinator.lookup("r", 0)
+    engine.coordinator.allocated("r", external, engine.table(1_280), lambda g, i: False)
+    (load,) = engine.step()[0].loads
+    assert load.refused == "destination_shared"
+    assert load.blocks
 
 
 def test_failed_load_excludes_the_root_for_this_request_and_the_next_longest_is_offered():
