@@ -99,6 +99,19 @@ class Anchor:
         return not self.inside or self.required_sha256 == self.pins_sha256
 
 
+def read_connector(file: Path) -> ConnectorAnchor:
+    """Read a ``connector.json`` that was given by hand.
+
+    Raises:
+        ConfigError: when there is no such file.
+        FormatError: when it is none.
+    """
+    data = _read(file)
+    if data is None:
+        raise ConfigError(f"--connector {file}: expected a connector.json, found no file")
+    return ConnectorAnchor.parse(data, str(file))
+
+
 def find(
     given: str | None, target: str | None, subject: Sequence[Path], home: Path | None = None
 ) -> Anchor | None:

@@ -91,6 +91,7 @@ def _judge(options: argparse.Namespace) -> Report:
         known_startup=frozenset(options.known_startup),
         progress=progress,
         commit_proof=options.require_commit_proof,
+        connector=options.connector,
         attestations=Demands(options.trust, options.at, options.require_attestation)
         if options.kind == "bundle"
         else Demands(),
@@ -122,6 +123,12 @@ def _parser() -> argparse.ArgumentParser:
         "--pins",
         metavar="FILE|sha256:HEX",
         help="use these pins, or demand that the pins found have this digest",
+    )
+    common.add_argument(
+        "--connector",
+        metavar="FILE",
+        type=Path,
+        help="a connector.json from outside: what the connector and its native library are",
     )
     common.add_argument(
         "--state",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verify import expect
-from verify.anchor import Anchor, find
+from verify.anchor import Anchor, ConnectorAnchor, find, read_connector
 from verify.checks import base, connector, contract, native, patch, tree
 from verify.checks.attestation import Demands
 from verify.checks.base import Basis
@@ -39,6 +39,7 @@ class Options:
     known_startup: frozenset[str] = frozenset()
     attestations: Demands = field(default_factory=Demands)
     commit_proof: bool = False
+    connector: Path | None = None
     home: Path | None = None
     progress: Progress = quiet
 
@@ -165,16 +166,22 @@ def judge_connector(
     rec: Recorder,
 ) -> None:
     """Judge the connector of ``holder`` by the anchor's source, if there is any."""
-    anchor = case.anchor
     connector.judge_connector(
         holder,
         digests,
         version,
-        anchor.connector if anchor is not None and anchor.authenticated else None,
+        _connector_anchor(case),
         receipt.connector if receipt is not None else None,
         case.basis.pins.contract_sha256 if case.basis is not None else None,
         rec,
     )
+
+
+def _connector_anchor(case: Case) -> ConnectorAnchor | None:
+    if case.options.connector is not None:
+        return read_connector(case.options.connector)
+    anchor = case.anchor
+    return anchor.connector if anchor is not None and anchor.authenticated else None
 
 
 def composition_of(case: Case, basis: Basis, chosen: Base, dist_info: str | None) -> Composition:
