@@ -83,8 +83,11 @@ crash: $(TOOLS) ## kill, power-loss, error and fuzz sweeps of the store in full 
 	@$(PY) -m tests.crash.sweep_syscalls
 
 .PHONY: bench
-bench: $(TOOLS) ## measure the store against rulers of the same run; DIR=… chooses the disk
-	@$(PY) -m bench.store $(DIR)
+bench: $(TOOLS) ## measure builder, judge and store against rulers of the same run; DIR=… chooses the store's disk
+	@status=0; \
+	for module in repack verify_venv; do $(PY) -m bench.$$module || status=1; done; \
+	$(PY) -m bench.store $(DIR) || status=1; \
+	exit $$status
 
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
