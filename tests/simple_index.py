@@ -16,6 +16,7 @@ class Request:
 
     path: str
     range: str | None
+    encoding: str | None
     sent: int = 0
 
 
@@ -74,7 +75,8 @@ def serve(index: SimpleIndex) -> Iterator[SimpleIndex]:
                 self._send(Reply(404, {}, b"no such page"))
 
         def _send_file(self, data: bytes) -> None:
-            request = Request(self.path, self.headers.get("Range"))
+            headers = self.headers
+            request = Request(self.path, headers.get("Range"), headers.get("Accept-Encoding"))
             index.requests.append(request)
             reply = Reply(200, {}, data)
             if request.range is not None:

@@ -241,6 +241,7 @@ HUNK = b"@@ -1 +1 @@\n-a\n+b\n"
         (make(b"@@ -1 +1 @@\n a\n"), "context alone"),
         (make(b"@@ -0 +1 @@\n-a\n+b\n"), "counted from 1"),
         (make(b"@@ -1,2 +1,2 @@\n-a\n\\ No newline at end of file\n-b\n+c\n+d\n"), "not the file"),
+        (make(b"@@ -1 +1 @@\n-a\n+\n\\ No newline at end of file\n"), "needs its newline or some"),
         (make(HUNK, b"-- \n2.40.0\n"), "expected a hunk, found '-- "),
         (make(HUNK) + make(HUNK), "expected each file once, found f again"),
         (make(HUNK)[:-1], "expected a final newline"),
@@ -266,6 +267,7 @@ BEFORE = b"".join(b"%d\n" % n for n in range(1, 21))
         (b"@@ -20,2 +20,2 @@\n 20\n-4\n+x\n", "context", "found the end of the file"),
         (b"@@ -4 +4 @@\n-4\n+x\n", "context", "unchanged lines around the change, found none"),
         (b"@@ -3,2 +3,2 @@\n 3\n-4\n+x\n", "context", "unchanged lines around"),
+        (b"@@ -4,2 +4,2 @@\n-4\n+x\n 5\n", "context", "unchanged lines around"),
         (
             b"@@ -3,3 +3,3 @@\n 3\n-4\n+x\n 5\n@@ -5,3 +5,3 @@\n 5\n-6\n+x\n 7\n",
             "position",

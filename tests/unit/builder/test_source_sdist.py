@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 
 import pytest
@@ -71,6 +72,12 @@ def test_a_flipped_byte_is_refused_or_is_another_release(tmp_path, at):
     whole[at] ^= 0x55
     with pytest.raises(SourceError):
         scan(sdist(tmp_path, bytes(whole)))
+
+
+def test_bytes_after_the_archives_end_are_refused(tmp_path):
+    hidden = gzip.decompress(SmallTarget().sdist()) + b"hidden"
+    with pytest.raises(SourceError, match="expected nothing after the archive's end"):
+        scan(sdist(tmp_path, gzip.compress(hidden)))
 
 
 def test_a_missing_archive_is_named(tmp_path):
