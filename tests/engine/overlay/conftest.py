@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -44,12 +43,3 @@ def engine_log() -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield handler.messages
     logger.removeHandler(handler)
-
-
-settings.register_profile(
-    "ci", max_examples=60, stateful_step_count=50, deadline=None, derandomize=True, print_blob=True
-)
-settings.register_profile(
-    "full", max_examples=2000, stateful_step_count=80, deadline=None, print_blob=True
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -331,6 +331,17 @@ def test_o6_a_waiting_request_is_not_asked_again_and_again() -> None:
     assert engine.connector.asked == ["first", "second"]
 
 
+def test_o6_a_streaming_session_whose_prompt_grew_is_asked_again() -> None:
+    engine = make_engine(GLM_256)
+    request = engine.add("r", 3000, chosen=(2304,), max_tokens=1)
+    choices = engine.scheduler.recurrent_boundaries._choices
+    assert choices.of(request).stops == (2304,)
+    request.num_prompt_tokens += 7000  # what the next part of the session does
+    engine.connector.chosen["r"] = (2304, 4608)
+    assert choices.of(request).stops == choices.of(request).stops == (2304, 4608)
+    assert engine.connector.asked == ["r", "r"]
+
+
 def test_o6_chosen_boundaries_replace_the_replay_boundary() -> None:
     engine = make_engine(GLM_256)
     engine.add("r", 7000, chosen=(4608,))

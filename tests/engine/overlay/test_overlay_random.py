@@ -7,12 +7,13 @@ advanced from anything but the state before it is garbage.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from boundary_harness import Engine, Geometry, Group, Step, make_engine, token_ids
-from hypothesis import note
+from hypothesis import Phase, note, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -38,6 +39,13 @@ GEOMETRIES = {
     "coarse": Geometry((Group("full", 16), Group("mamba", 16)), 16, 16),
 }
 MAX_PROMPT = 120
+
+# `full` is for a night; a mutant is only to be noticed, not to be understood.
+EFFORT = settings(
+    max_examples=2000 if os.environ.get("HYPOTHESIS_PROFILE") == "full" else 60,
+    stateful_step_count=50,
+    phases=[Phase.generate] if os.environ.get("SPARKCACHE_MUTANT") else tuple(Phase),
+)
 
 
 class Machine(RuleBasedStateMachine):
@@ -342,7 +350,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_every_hand_off_is_proven_and_no_block_leaks() -> None:
-    run_state_machine_as_test(Machine)
+    run_state_machine_as_test(Machine, settings=EFFORT)
 
 
 @pytest.mark.parametrize("geometry", sorted(GEOMETRIES))
