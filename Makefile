@@ -89,6 +89,10 @@ bench: $(TOOLS) ## measure builder, judge and store against rulers of the same r
 	$(PY) -m bench.store $(DIR) || status=1; \
 	exit $$status
 
+.PHONY: mutants
+mutants: engine ## break the overlay in many small ways; its tests must notice each
+	@.engine/patched/bin/python tests/engine/overlay/mutants.py $(MUTANTS)
+
 .PHONY: clean
 clean: ## remove build products and environments (downloads stay in the user's cache)
 	@rm -rf dist build .engine $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
