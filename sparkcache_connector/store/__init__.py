@@ -12,10 +12,13 @@ It never imports vLLM or torch. Called by the connector's worker side and by the
             # compare plan.manifest (groups, page sizes, boundary) with the live geometry, then:
             store.read(plan, destinations, verified=place, cancel=event, deadline=monotonic)
         store.inventory(); store.drain_changes()             # for the quorum
+        store.withdraw([context])                            # at once, without waiting
         store.remove([context]); store.quarantine(context)
         store.maintain(); store.rotate_key(); store.stats()
 
-``publish`` raises :class:`Refused`, ``plan`` and ``read`` raise :class:`Miss`, both raise
+``holds``, ``longest``, ``inventory``, ``drain_changes`` and ``withdraw`` never wait for the disk
+and may be called on the engine's thread; everything else belongs on another one. ``publish``
+raises :class:`Refused`, ``plan`` and ``read`` raise :class:`Miss`, both raise
 :class:`Stopped`; all are :class:`StoreError` with a ``reason`` to count. None of them leaves a
 buffer of the caller in use.
 """

@@ -66,7 +66,12 @@ class Options:
 
 
 class Core:
-    """One open cache root under one identity. Locking: ``lock`` guards all mutable fields."""
+    """One open cache root under one identity.
+
+    ``lock`` guards what is on the disk and what describes it, and is held while the disk is
+    waited for. ``held`` and the changes of it have a lock of their own that never is: the
+    engine asks for them on the thread that computes.
+    """
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class Core:
         self.clock_ns = clock_ns
         self.lock = RLock()
         self._count_lock = Lock()
+        self.held_lock = Lock()
         self.counters: Counter[tuple[str, str]] = Counter()
         self.workers = Workers(options.workers)
         self.reader = Reader(area.packs, self.workers)
@@ -100,6 +106,8 @@ class Core:
         self.touched: dict[tuple[bytes, bytes], int] = {}
         self.added: set[bytes] = set()
         self.removed: set[bytes] = set()
+        self.withdrawn: set[bytes] = set()
+        """Contexts that are not offered any more and whose files are still to go."""
         self.exact = True
         """Whether the catalog is known to say what the files say; not after a failed change."""
         self.closed = False
@@ -217,9 +225,11 @@ class Core:
         if found is None:
             found = catalog.contexts(self.identity), catalog.totals().allocated
         held, self.allocated = found
-        if not first:
-            self._changed(held - self.held, self.held - held)
-        self.held = held
+        with self.held_lock:
+            held -= self.withdrawn
+            if not first:
+                self._changed(held - self.held, self.held - held)
+            self.held = held
 
     def _keys_mark(self) -> str:
         return ",".join(key.key_id.hex() for key in self.keys.keys)
@@ -277,8 +287,9 @@ class Core:
     def note_root(self, row: RootRow) -> None:
         """Account for a root that has just become visible (its catalog row is written)."""
         if row.identity == self.identity:
-            self._changed({row.context}, set())
-            self.held.add(row.context)
+            with self.held_lock:
+                self.held.add(row.context)
+                self._changed({row.context}, set())
 
     def forget_roots(self, rows: Sequence[RootRow]) -> None:
         """Account for roots whose manifests are gone."""
@@ -288,8 +299,30 @@ class Core:
             self.allocated -= row.allocated
             self.touched.pop((row.identity, row.context), None)
             if row.identity == self.identity:
-                self.held.discard(row.context)
-                self._changed(set(), {row.context})
+                self.unhold({row.context})
+
+    def unhold(self, contexts: set[bytes]) -> None:
+        """Stop offering roots of this identity, at once."""
+        with self.held_lock:
+            gone = self.held & contexts
+            self.held -= gone
+            self._changed(set(), gone)
+
+    def withdraw(self, contexts: set[bytes]) -> None:
+        """Stop offering roots at once; :meth:`take_withdrawn` says later which files go."""
+        with self.held_lock:
+            gone = self.held & contexts
+            self.held -= gone
+            self._changed(set(), gone)
+            self.withdrawn |= gone
+
+    def take_withdrawn(self) -> list[RootRow]:
+        """Return the roots that were withdrawn since the last call; ``lock`` is held."""
+        with self.held_lock:
+            contexts, self.withdrawn = self.withdrawn, set()
+        find = partial(Catalog.root, identity=self.identity)
+        rows = [self.with_catalog(partial(find, context=context)) for context in contexts]
+        return [row for row in rows if row is not None]
 
     def _changed(self, added: set[bytes], removed: set[bytes]) -> None:
         self.added = (self.added - removed) | added
@@ -304,14 +337,13 @@ class Core:
             if row is not None:
                 self.forget_roots([row])
             elif identity == self.identity:
-                self.held.discard(context)
+                self.unhold({context})
 
     def stop_offering(self, context: bytes) -> None:
         """Leave a root where it is, because it may be somebody's, but do not offer it again."""
         with self.lock:
             self.with_catalog(lambda catalog: catalog.set_unusable(self.identity, context))
-            self.held.discard(context)
-            self._changed(set(), {context})
+            self.unhold({context})
 
     def move_to_quarantine(self, identity: bytes, context: bytes, reason: Reason) -> None:
         """Move a manifest to the quarantine directory; remove it if it cannot be moved."""

@@ -69,6 +69,7 @@ def maintain(core: Core, *, look_around: bool = False) -> Report:
     with core.lock:
         before = core.allocated
         core.flush_uses()
+        remove_withdrawn(core)
         swept = core.look_around() if look_around else 0
         swept += remove_dead_packs(core)
         expired = _expire(core)
@@ -150,6 +151,20 @@ def remove_roots(core: Core, rows: Sequence[RootRow]) -> None:
             if at and core.reader.active:
                 time.sleep(_PAUSE_SECONDS)
             _remove_batch(core, rows[at : at + _BATCH])
+
+
+def remove_withdrawn(core: Core) -> int:
+    """Remove the files of roots that were withdrawn; return how many roots that were.
+
+    Raises:
+        Refused: if the file system does not let us; they are still not offered.
+    """
+    with core.lock:
+        rows = core.take_withdrawn()
+        if rows:
+            remove_roots(core, rows)
+            core.count("evict", "removed", len(rows))
+        return len(rows)
 
 
 def _remove_batch(core: Core, rows: Sequence[RootRow]) -> None:

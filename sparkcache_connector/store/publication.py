@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sparkcache_connector.store.catalog import PackRow
@@ -17,7 +17,12 @@ from sparkcache_connector.store.core import Core
 from sparkcache_connector.store.delta import GroupShape, comparable, compose_groups, pack_size
 from sparkcache_connector.store.durable import Buffer, Directory
 from sparkcache_connector.store.errors import Miss, Reason, Refused, reason_of
-from sparkcache_connector.store.maintenance import evict_for, make_room, remove_dead_packs
+from sparkcache_connector.store.maintenance import (
+    evict_for,
+    make_room,
+    remove_dead_packs,
+    remove_withdrawn,
+)
 from sparkcache_connector.store.manifest import (
     DIGEST_BYTES,
     MANIFEST_LIMIT,
@@ -99,6 +104,9 @@ def publish(
     if off is not None:
         raise Refused(off, "publication", "publishing is off", "it is tried again by itself")
     with core.lock:
+        # One of them may be this very context, which would else go after it has come back.
+        with suppress(Refused):
+            remove_withdrawn(core)
         if context in core.held or context in core.in_flight:
             core.count("publish", "already-held")
             core.touched[core.identity, context] = core.clock_ns()

@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from threading import Event
 from types import TracebackType
 
 from sparkcache_connector.store import maintenance, publication
-from sparkcache_connector.store.catalog import Catalog, CatalogDamaged
+from sparkcache_connector.store.catalog import CatalogDamaged
 from sparkcache_connector.store.core import Core, Options
 from sparkcache_connector.store.durable import Files
 from sparkcache_connector.store.errors import (
@@ -119,6 +118,7 @@ class Store:
         core.workers.close()
         with core.lock:
             try:
+                maintenance.remove_withdrawn(core)
                 core.flush_uses()
                 core.mark_clean()
             except (StoreError, CatalogDamaged, OSError):
@@ -157,13 +157,13 @@ class Store:
 
     def inventory(self) -> frozenset[bytes]:
         """Return the context digests of all roots that can be served, for the quorum."""
-        with self._core.lock:
+        with self._core.held_lock:
             return frozenset(self._core.held)
 
     def drain_changes(self) -> Changes:
         """Return what changed in the inventory since the last call (at first: since opening)."""
         core = self._core
-        with core.lock:
+        with core.held_lock:
             changes = Changes(frozenset(core.added), frozenset(core.removed))
             core.added, core.removed = set(), set()
         return changes
@@ -219,10 +219,16 @@ class Store:
             self._core.count("publish", error.reason)
             raise
 
-    def remove(self, contexts: Sequence[bytes]) -> int:
-        """Remove roots of this identity, e.g. ones that other ranks failed to publish.
+    def withdraw(self, contexts: Sequence[bytes]) -> None:
+        """Stop offering roots of this identity at once, e.g. ones that other ranks lack.
 
-        Returns how many were there.
+        Never waits for the disk; the files go with the next publication or maintenance.
+        """
+        self._core.check_open()
+        self._core.withdraw(set(contexts))
+
+    def remove(self, contexts: Sequence[bytes]) -> int:
+        """Remove roots of this identity and wait for it; return how many were there.
 
         Raises:
             Refused: the file system does not let us.
@@ -230,13 +236,8 @@ class Store:
         core = self._core
         core.check_open()
         with core.lock:
-            find = partial(Catalog.root, identity=core.identity)
-            found = [core.with_catalog(partial(find, context=context)) for context in contexts]
-            rows = [row for row in found if row is not None]
-            if rows:
-                maintenance.remove_roots(core, rows)
-                core.count("evict", "removed", len(rows))
-            return len(rows)
+            core.withdraw(set(contexts))
+            return maintenance.remove_withdrawn(core)
 
     # -- restoring -------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from sparkcache_connector.messages import (
 from sparkcache_connector.scheduler.ledger import Result
 from sparkcache_connector.scheduler.quorum import Journal, Report
 from sparkcache_connector.store.core import Options
-from sparkcache_connector.store.errors import StoreError, Unusable
+from sparkcache_connector.store.errors import Unusable
 from sparkcache_connector.store.store import Store
 from sparkcache_connector.telemetry.metrics import Counts
 from sparkcache_connector.worker.capture import CaptureWorker
@@ -115,10 +115,7 @@ class Rank:
             if publication.ready:
                 self._publish(publication, fence)
         if orders.withdrawals and self._store is not None:
-            try:
-                self._store.remove(orders.withdrawals)
-            except StoreError as error:
-                _log.warning("roots that other ranks lack stay for now: %s", error)
+            self._store.withdraw(orders.withdrawals)
         if self._rank in orders.start_over:
             self._journal.start_over()
 

@@ -197,9 +197,8 @@ def test_concurrent_restores_of_shared_pages_read_them_once(
         threads = [threading.Thread(target=load, args=(n, c)) for n, c in ((0, ONE), (1, TWO))]
         for thread in threads:
             thread.start()
-        while reader.active < 2:
-            pass
-        while not reader.shared_segments:
+        # The gate opens by itself after five seconds, so neither loop can hang.
+        while not reader.shared_segments and any(thread.is_alive() for thread in threads):
             pass
         gate.set()
         for thread in threads:
@@ -240,6 +239,34 @@ def test_longest_inventory_and_changes(tmp_path: Path) -> None:
         assert store.drain_changes().removed == frozenset()
     with open_store(tmp_path / "root") as store:
         assert store.drain_changes().added == frozenset()
+
+
+def test_a_withdrawn_root_is_not_offered_at_once_and_gone_after_the_next_step(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "root"
+    with open_store(path) as store:
+        for context in (ONE, TWO):
+            store.publish(context, 256, [attention([context])])
+        store.drain_changes()
+        with store._core.lock:  # as a maintenance that waits for the disk holds it
+            asking = threading.Thread(target=store.withdraw, args=([ONE, THREE],))
+            asking.start()
+            asking.join(5)
+            assert not asking.is_alive()
+            assert store.inventory() == {TWO}
+            assert store.drain_changes().removed == {ONE}
+        with pytest.raises(Miss):
+            store.plan(ONE)
+        assert len(root_files(path)) == 2
+        # Publishing it again first finishes the withdrawal, so that the new root stays.
+        store.publish(ONE, 256, [attention(["new"])])
+        store.maintain(look_around=True)
+        assert restore(store, ONE) == content([attention(["new"])])
+        store.withdraw([TWO])
+    with open_store(path) as store:
+        assert store.inventory() == {ONE}
+        assert len(root_files(path)) == len(pack_files(path)) == 1
 
 
 @pytest.mark.parametrize(
