@@ -33,6 +33,7 @@ from verify.startup import Startup, StartupFile, read_pth
 _LIBRARY = re.compile(r"python(3\.[0-9]{1,3})\Z")
 _VERSION = re.compile(r"(3\.[0-9]{1,3})(?:\.|\Z)")
 _INIT = re.compile(r"__init__\.(?:py|pyc|.*\.so|so)\Z")
+_SITE_NAMES = ("site-packages", "dist-packages")
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
 
 
@@ -115,6 +116,8 @@ def of_python(python: Path, environ: Mapping[str, str]) -> Environment:
 def of_folder(folder: Path) -> Environment:
     """Return the environment below ``folder``: a virtual environment, or a prefix like /usr.
 
+    A folder that is itself a site directory stands for what is installed in it.
+
     Variables of the process that will run are not known and not taken into account.
 
     Raises:
@@ -126,11 +129,24 @@ def of_folder(folder: Path) -> Environment:
     config = root / "pyvenv.cfg"
     if config.is_file():
         return _virtual(root, config, {"PYTHONNOUSERSITE": "1"})
+    if root.name in _SITE_NAMES:
+        return _site_alone(root)
     env = Environment(root, _only_version(root))
     _start(env, root / "bin", {})
     _standard_library(env, root)
     for site in _site_folders(root, env.version):
         _add_site(env, site, "a site directory")
+    _customize(env, user=False)
+    return env
+
+
+def _site_alone(site: Path) -> Environment:
+    """Return what one site directory provides; others of its interpreter are not looked at."""
+    match = _LIBRARY.match(site.parent.name)
+    prefix = site.parent.parent.parent
+    env = Environment(prefix, match[1] if match is not None else "3")
+    _start(env, prefix / "bin", {})
+    _add_site(env, site, "a site directory")
     _customize(env, user=False)
     return env
 

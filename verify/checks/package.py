@@ -21,6 +21,7 @@ from pathlib import Path
 from verify import strictjson
 from verify.digest import Digest, ReadError, digest
 from verify.errors import FormatError
+from verify.expect import Composition, Origin
 from verify.holders import Holder, hidden
 from verify.holders.directory import file_chunks
 from verify.record import RecordFile, Row
@@ -31,6 +32,7 @@ INSTALLER_FILES = frozenset(
 )
 """What pip and uv write into a dist-info directory (PyPA's "Recording installed projects")."""
 
+_LAID = (Origin.PATCH, Origin.MODULE)
 _SCRIPT = re.compile(r"(?:\.\./){1,4}bin/([^/]+)\Z")
 _FORBIDDEN = 0o7002
 
@@ -111,8 +113,16 @@ def judge_installed_record(
     dist_info: str,
     site: Path,
     rec: Recorder,
+    *,
+    laid_over: Composition | None = None,
 ) -> None:
-    """Run steps 4, 5 and 10 on an installed distribution in ``site``."""
+    """Run steps 4, 5 and 10 on an installed distribution in ``site``.
+
+    ``laid_over`` is the composition where files of a layer lie over an installed release: its
+    RECORD may still tell the release's files where the composition has others.
+    """
+    told = {} if laid_over is None else laid_over.files
+    gone = {} if laid_over is None else laid_over.deleted
     # (4)
     place = f"{dist_info}/RECORD"
     record = _read_record(holder, digests, place, rec)
@@ -121,6 +131,8 @@ def judge_installed_record(
     scripts = _script_names(holder, f"{dist_info}/entry_points.txt")
     bad = _bad_paths(record)
     for path in sorted(digests.keys() - record.rows.keys() - bad):
+        if path in told and told[path].pre is None and told[path].origin in _LAID:
+            continue
         if not is_bytecode(path) and not is_installers(path, dist_info):
             message = "an installed file without a row in RECORD"
             rec.fail("PKG-4", path, message, expected="a row", actual="none")
@@ -130,12 +142,13 @@ def judge_installed_record(
         if script is not None and script[1] in scripts:
             outside += 1
             _judge_script(site, path, record.rows[path], rec)
-        elif not is_bytecode(path) and not hidden(holder, path):
+        elif not (is_bytecode(path) or hidden(holder, path) or path in gone):
             message = "a row of RECORD without an installed file"
             rec.fail("PKG-4", path, message, expected="a file", actual="none")
     # (5)
     for path in sorted((record.rows.keys() & digests.keys()) - bad):
-        if not is_bytecode(path):
+        stale = path in told and record.rows[path].sha256 == told[path].pre is not None
+        if not is_bytecode(path) and not stale:
             _judge_row(path, record.rows[path], digests[path], rec, own=path == place)
     _pass_record(record, rec)
     # (10)

@@ -60,7 +60,7 @@ def _judge(case: Case, env: Environment, within: list[Path] | None) -> None:
         owners = _owners(site, "vllm", _names(case)) if installed else []
         if owners:
             _judge_journal(case, env)
-            _judge_site(case, site, owners)
+            _judge_site(case, site, owners, laid_over=_lies_over_release(case, owners))
         else:
             if chosen.kind == "package":
                 environment.judge_distributions([], ["one installed wheel"], case.rec)
@@ -78,7 +78,27 @@ def _judge_journal(case: Case, env: Environment) -> None:
         case.options = replace(case.options, in_place=True)
 
 
-def _judge_site(case: Case, site: Path, owners: list[str]) -> None:
+def _lies_over_release(case: Case, owners: list[str]) -> bool:
+    """Whether files of a layer were laid over an installed release, which keeps its version."""
+    if case.basis is None or not case.options.stamped:
+        return False
+    pins = case.basis.pins
+    names = {
+        stamped: {expect.dist_info(pins, each, patched=stamped) for each in pins.bases.values()}
+        for stamped in (False, True)
+    }
+    if not names[False] & set(owners) or names[True] & set(owners):
+        return False
+    case.options = replace(case.options, in_place=True)
+    case.rec.note(
+        "PKG-16",
+        None,
+        "judged as a layer over an installed release: version and RECORD stay the release's",
+    )
+    return True
+
+
+def _judge_site(case: Case, site: Path, owners: list[str], *, laid_over: bool) -> None:
     rec, patched = case.rec, case.options.stamped
     holder = DirectoryHolder(site, ("vllm", *owners))
     chosen = None
@@ -104,7 +124,9 @@ def _judge_site(case: Case, site: Path, owners: list[str]) -> None:
         return path == f"{dist_info}/RECORD" or package.is_installers(path, dist_info)
 
     digests = judge_vllm(case, case.basis, chosen, holder, composition, rec, allowed)
-    package.judge_installed_record(holder, digests, dist_info, site, rec)
+    package.judge_installed_record(
+        holder, digests, dist_info, site, rec, laid_over=composition if laid_over else None
+    )
     package.judge_modes(holder, rec)
     bytecode.judge_bytecode(holder, composition.files.keys(), touched(composition), rec)
 
