@@ -17,6 +17,9 @@ constexpr unsigned kBlocksPerMultiprocessor = 6;
 /// Descriptors per arena: enough for pieces of this size; smaller ones take several launches.
 constexpr std::uint64_t kPlannedPiece = 1024;
 
+/// Errors in a row after which a context counts as failed.
+constexpr int kLooksToBelieve = 3;
+
 constexpr const char* kScatterName = "sparkcache_scatter_v1";
 constexpr const char* kGatherName = "sparkcache_gather_v1";
 
@@ -97,6 +100,7 @@ public:
             if (result != kSuccess) {
                 fail_call(driver, result, "event_query", __FILE_NAME__, __LINE__);
             }
+            failed_looks_ = 0;
             if (*tile_error_ == kTileOk) {
                 state_ = State::done;
             } else {
@@ -106,11 +110,14 @@ public:
                                                         : "a kernel met a tile of wrong length");
             }
         } catch (const Error& error) {
-            // The driver reports here what any earlier work has come to; after that the context
-            // runs nothing any more, so this work is over too.
-            context_->mark_failed(error.what());
-            state_ = State::failed;
-            failure_ = error;
+            // The driver reports here what any earlier work has come to, from then on always:
+            // the context runs nothing any more, so this work is over too. An error that does not
+            // last says nothing about the work, which may still run: look again.
+            if (++failed_looks_ >= kLooksToBelieve) {
+                context_->mark_failed(error.what());
+                state_ = State::failed;
+                failure_ = error;
+            }
         }
         return state_;
     }
@@ -133,6 +140,7 @@ private:
     Event event_;
     const volatile std::uint32_t* tile_error_;
     std::mutex mutex_;
+    int failed_looks_ = 0;
     State state_ = State::running;
     Error failure_{SPARKCACHE_OK, ""};
 };

@@ -53,8 +53,9 @@ HostArena::HostArena(std::size_t bytes) : data_(nullptr), bytes_(bytes) {
     void* const memory = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        fail(SPARKCACHE_NO_MEMORY, "arena of %zu bytes: %s; lower spark_cache_cuda_arena_bytes",
-             bytes, std::strerror(errno));
+        fail(SPARKCACHE_NO_MEMORY,
+             "arena of %zu bytes: %s; lower spark_cache_cuda_placement_arena_bytes", bytes,
+             std::strerror(errno));
     }
     auto* const begin = static_cast<std::byte*>(memory);
     const std::size_t lead = -reinterpret_cast<std::uintptr_t>(memory) & (kHugePage - 1);

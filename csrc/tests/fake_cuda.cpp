@@ -65,8 +65,9 @@ struct State {
     bool integrated = false;
     int retained = 0;
     std::set<void*> modules;
-    // Streams and events stay allocated, so that work that mentions them stays valid.
     std::map<void*, std::unique_ptr<FakeStream>> streams;
+    // A stream that is destroyed with work in its queue runs it all the same, as in CUDA.
+    std::vector<std::unique_ptr<FakeStream>> orphans;
     std::map<void*, std::shared_ptr<FakeEvent>> events;
     std::map<void*, std::size_t> pinned;
     std::map<std::uint64_t, Adopted> device_memory;
@@ -87,13 +88,21 @@ void run_all(State& s) {
     if (s.dead != 0) {
         return;
     }
+    const auto run = [](FakeStream& stream) {
+        bool progress = false;
+        while (!stream.stalled && !stream.queue.empty() && stream.queue.front()()) {
+            stream.queue.pop_front();
+            progress = true;
+        }
+        return progress;
+    };
     for (bool progress = true; progress;) {
         progress = false;
         for (auto& [handle, stream] : s.streams) {
-            while (!stream->stalled && !stream->queue.empty() && stream->queue.front()()) {
-                stream->queue.pop_front();
-                progress = true;
-            }
+            progress |= run(*stream);
+        }
+        for (auto& stream : s.orphans) {
+            progress |= run(*stream);
         }
     }
 }
@@ -376,7 +385,9 @@ FAKE_EXPORT Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, in
 
 FAKE_EXPORT Result cuStreamDestroy_v2(Stream stream) {
     FAKE_ENTER_FREE("cuStreamDestroy");
-    if (s.streams.erase(stream) > 0) {
+    if (const auto found = s.streams.find(stream); found != s.streams.end()) {
+        s.orphans.push_back(std::move(found->second));
+        s.streams.erase(found);
         free_handle(stream);
     }
     return entered;
@@ -563,6 +574,7 @@ FAKE_EXPORT void fake_cuda_reset(void) {
     s.fail_sticky = s.integrated = false;
     s.failed_call.clear();
     std::erase_if(s.device_memory, [&](const auto& m) { return !s.allocated.contains(m.first); });
+    s.orphans.clear();
     for (auto& [handle, stream] : s.streams) {
         stream->queue.clear();
     }

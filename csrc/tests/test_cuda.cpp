@@ -178,10 +178,13 @@ TEST(cuda_0_a_driver_that_does_not_start_is_tried_again) {
 }
 
 TEST(cuda_every_call_may_fail_in_every_way) {
+    // Lazy: work is still queued when the fault comes, and must be over before its memory goes.
     const struct {
         int code;
         int sticky;
-    } faults[] = {{1, 0}, {2, 0}, {100, 0}, {999, 0}, {700, 1}, {719, 1}};
+        std::uint64_t lazy;
+    } faults[] = {{1, 0, 0},   {2, 0, 0},   {100, 0, 0}, {999, 0, 0},
+                  {700, 1, 0}, {719, 1, 0}, {1, 0, 2},   {700, 1, 2}};
     for (const std::uint32_t mode : kModes) {
         std::set<std::string> failed_calls;
         fake_cuda_reset();
@@ -202,6 +205,7 @@ TEST(cuda_every_call_may_fail_in_every_way) {
                 fake_cuda_reset();
                 Rig rig(11);
                 adopt(rig);
+                fake_cuda_lazy(fault.lazy);
                 fake_cuda_fail(nth, fault.code, fault.sticky);
                 const Outcome faulty = run_everything(rig, mode);
                 const std::string failed = fake_cuda_failed_call();
@@ -214,6 +218,7 @@ TEST(cuda_every_call_may_fail_in_every_way) {
                 for (const sparkcache_status status : faulty.statuses) {
                     CHECK(status != SPARKCACHE_INTERNAL && status != SPARKCACHE_COVERAGE);
                 }
+                fake_cuda_run();  // what is still queued now would touch memory that is gone
                 CHECK(fake_cuda_live() == 0);
                 CHECK(fake_cuda_depth() == 0);
             }

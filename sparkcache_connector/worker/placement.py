@@ -96,7 +96,7 @@ class PlacementOptions:
         wanted = self.arena_bytes or max(MIN_ARENA_BYTES, layout.largest_page)
         if wanted < layout.largest_page:
             raise PlacementArgumentError(
-                f"spark_cache_cuda_arena_bytes={wanted} cannot hold one page of "
+                f"spark_cache_cuda_placement_arena_bytes={wanted} cannot hold one page of "
                 f"{layout.largest_page} bytes; raise it, or leave it out"
             )
         return -(-wanted // ARENA_ALIGNMENT) * ARENA_ALIGNMENT

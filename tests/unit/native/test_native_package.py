@@ -128,21 +128,20 @@ def elsewhere(tmp_path, arch, path_variable):
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_two_builds_in_different_folders_are_the_same_bytes(built, arch, tmp_path):
-    out = elsewhere(tmp_path, arch, os.environ["PATH"])
-    for path in built[arch]:
+def test_two_builds_in_different_folders_are_the_same_bytes(built, tmp_path):
+    out = elsewhere(tmp_path, "aarch64", os.environ["PATH"])
+    for path in built["aarch64"]:
         assert (out / path.name).read_bytes() == path.read_bytes()
         assert (out / path.name).stat().st_mode == path.stat().st_mode
 
 
-def test_the_library_is_the_same_file_without_nvcc(built, tmp_path):
+def test_without_nvcc_the_library_is_the_same_file(built, tmp_path):
+    """The other architecture, in another folder again."""
     bare = tmp_path / "bin"
     bare.mkdir()
-    arch = ARCHITECTURES[0]
-    out = elsewhere(tmp_path, arch, str(bare))
+    out = elsewhere(tmp_path, "x86_64", str(bare))
     assert not (out / FATBIN).exists()
-    assert (out / LIBRARY).read_bytes() == library_of(built[arch]).read_bytes()
+    assert (out / LIBRARY).read_bytes() == library_of(built["x86_64"]).read_bytes()
     assert list(json.loads((out / MANIFEST).read_text())["files"]) == [LIBRARY]
 
 
