@@ -46,7 +46,7 @@ def three_patches():
     """Text, CRLF without a final newline, and files that come and go."""
     second = {CRLF: (CRLF_BEFORE, CRLF_AFTER)}
     third = {
-        "vllm/new dir/ä.py": (None, b"x = 1\n"),
+        "vllm/new dir/ä.py": (None, b"x = 1  \n"),  # git may be configured to strip this
         "vllm/empty.py": (None, b""),
         "setup.py": (b"import setuptools\n", None),
         TOUCHED: (PATCHED, PATCHED + b"\n\nEND = 1\n"),
@@ -122,6 +122,7 @@ def test_neither_the_users_configuration_nor_the_environment_is_seen(
         f"[core]\n autocrlf = true\n eol = crlf\n hooksPath = {hooks}\n abbrev = 5\n"
         "[diff]\n noprefix = true\n renames = copies\n algorithm = patience\n context = 9\n"
         "[format]\n signature = x\n attach = x\n subjectPrefix = X\n numbered = true\n"
+        "[apply]\n whitespace = fix\n"
         "[commit]\n gpgSign = true\n[am]\n keepcr = false\n threeWay = true\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
