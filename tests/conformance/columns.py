@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -18,7 +19,7 @@ from tests.support import engine_env, offline_engine
 ROOT = Path(__file__).resolve().parents[2]
 FIXED = Path(__file__).with_name("fixed_part.txt")
 FULL = ("tests/v1/core", "tests/v1/kv_connector/unit")
-_LIMIT = 300
+_LIMIT = 600
 """Seconds for one test; the longest takes a minute on two cores."""
 
 
@@ -70,6 +71,7 @@ def running(
                 stdin=subprocess.DEVNULL,
                 stdout=stack.enter_context(log.open("wb")),
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # what a test started ends with it
             )
             stack.callback(_end, process)
             processes[name] = process
@@ -106,9 +108,9 @@ def _progress(log: Path) -> str:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -14,8 +14,9 @@ A job is a JSON object:
 | `tokens`  | how many tokens each prompt generates, greedily                                 |
 | `probe`   | optional: also ask the last prompt again with each cached page zeroed in turn   |
 
-The answer holds per batch its `seconds` and per prompt `tokens`, `logprobs` and `cached`; and
-`probe`, a list of `{"group", "kind", "boundary", "tokens"}`, one for each cached page.
+The answer holds the `version`, how many `preemptions` there were, and per batch its `seconds`, the
+`processor` seconds of all threads, and per prompt `tokens`, `logprobs` and `cached`; and `probe`, a
+list of `{"group", "kind", "boundary", "tokens"}`, one for each cached page.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ ENGINE = {
     "enforce_eager": True,
     "enable_prefix_caching": True,
     "max_model_len": 4096,
+    "disable_log_stats": False,
+}
+PASSIVE = {
+    "kv_connector": "PassiveConnector",
+    "kv_connector_module_path": "tests.support.passive_connector",
+    "kv_role": "kv_both",
 }
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -49,7 +56,7 @@ ENVIRONMENT = {
 }
 
 
-def run(python: Path, job: dict[str, Any], *, timeout: float = 300) -> dict[str, Any]:
+def run(python: Path, job: dict[str, Any], *, timeout: float = 900) -> dict[str, Any]:
     """Run `job` under the interpreter `python`; a failure shows what the engine wrote last."""
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         process = subprocess.run(
@@ -93,10 +100,13 @@ def _serve(job: dict[str, Any]) -> dict[str, Any]:
 
     result: dict[str, Any] = {"version": vllm.__version__, "batches": []}
     for prompts in job["batches"]:
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         answers = generate(prompts)
-        seconds = time.perf_counter() - started
-        result["batches"].append({"seconds": seconds, "answers": answers})
+        seconds, processor = time.perf_counter() - started, time.process_time() - used
+        result["batches"].append({"seconds": seconds, "processor": processor, "answers": answers})
+    result["preemptions"] = next(
+        metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"
+    )
     if job.get("probe"):
         result["probe"] = _probe(llm, lambda: generate([job["batches"][-1][-1]])[0]["tokens"])
     return result
