@@ -369,11 +369,12 @@ def test_o6_a_retention_mask_never_hides_a_chosen_boundary(
 def test_o6_a_masked_replay_boundary_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask keeps it at scheduler granularity; nothing else is hashed for it."""
     monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "0")
-    engine = make_engine(Geometry((Group("full", 32), Group("mamba", 16)), 16, 16))
-    engine.add("r", 60, max_tokens=2)
-    steps = engine.run()
-    assert 48 in chunk_ends(steps, "r")
-    assert boundaries(steps, "r") == []
+    geometry = Geometry((Group("full", 8), Group("mamba", 32), Group("mamba", 16)), 8, 16)
+    engine = make_engine(geometry)
+    engine.add("r", 52, max_tokens=2)
+    # 48 is vLLM's own tail in the group of 32, and masked in the group of 16.
+    offered = [(g, t) for s in engine.run() for g, _, t in s.blocks.get("r", ())]
+    assert offered == [(1, 48)]
 
 
 # Room
@@ -402,6 +403,18 @@ def test_o6_a_copy_without_room_is_given_up_and_nothing_is_preempted(
     assert engine.worker.garbage == 0
     assert engine.requests["other"].status == RequestStatus.FINISHED_LENGTH_CAPPED
     assert engine.free_blocks == 2047
+
+
+def test_o6_a_given_up_state_is_not_left_in_the_prefix_cache() -> None:
+    """The request goes on writing into the block that was registered."""
+    engine = make_engine(GLM_16_FINE)
+    engine.add("r", 16000, chosen=(8192,), max_tokens=1)
+    engine.steps_until("r", 8192)
+    assert engine.registered(1, "r", 8192)
+    engine.pool.get_new_blocks(engine.free_blocks - 2)
+    engine.scheduler.max_num_scheduled_tokens = 16
+    assert engine.step().tokens == {"r": 16}
+    assert engine.registered(1, "r", 8192) == set()
 
 
 def test_o6_a_request_whose_own_pins_leave_no_room_runs_without_them() -> None:

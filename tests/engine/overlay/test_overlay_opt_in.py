@@ -105,7 +105,7 @@ def test_o5_without_opt_in_nothing_is_offered_pinned_or_stopped_for(connector: s
 
 def test_o5_a_pure_consumer_saves_nothing_and_is_offered_nothing() -> None:
     engine = make_engine(GLM_256, role="kv_consumer")
-    engine.add("r", 8210, max_tokens=3)
+    engine.add("r", 7168, max_tokens=3)
     assert not [s for s in engine.run() if s.blocks or s.tails]
 
 
