@@ -229,14 +229,14 @@ def test_o3_a_stop_near_the_prefills_end_never_stalls_multi_module_mtp(lookahead
 
 @pytest.mark.parametrize("stop", [992, 1008, 1024, 1280, 1584, 1600])
 def test_o3_a_stop_inside_a_multimodal_item_that_must_stay_whole(stop: int) -> None:
-    """Item at 1,000 to 1,600; with a drafter that reads one token ahead."""
+    """Item at 1,008 to 1,600; with a drafter that reads one token ahead."""
     engine = make_engine(GLM_16_FINE, speculative=7, whole_mm_items=True)
     scheduler = engine.scheduler
     scheduler.max_num_encoder_input_tokens = 1000
     scheduler.encoder_cache_manager = EncoderCacheManager(1000)
     item = MultiModalFeatureSpec(
         data=MultiModalKwargsItem.dummy(),
-        mm_position=PlaceholderRange(offset=1000, length=600),
+        mm_position=PlaceholderRange(offset=1008, length=592),
         identifier="image",
         modality="image",
     )
