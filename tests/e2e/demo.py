@@ -82,8 +82,11 @@ def _wait_until_ready(port: int, process: subprocess.Popen, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-            raise DemoError(f"the server ended with {process.returncode}:\n{tail}")
+            errors = [
+                line for line in log.read_text(errors="replace").splitlines() if "Error" in line
+            ]
+            shown = "\n".join(errors[:5])
+            raise DemoError(f"the server ended with {process.returncode}; see {log}:\n{shown}")
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.request("GET", "/health")
@@ -146,7 +149,10 @@ def main() -> int:
     model = engine_env.tiny_model("granite", engine_env.interpreter("patched"))
     prompt = random.Random(1).choices(range(tiny_models.VOCABULARY), k=PROMPT_TOKENS)
     with tempfile.TemporaryDirectory() as scratch:
-        site, cache, log = (Path(scratch) / name for name in ("site", "cache", "log"))
+        site, cache = (Path(scratch) / name for name in ("site", "cache"))
+        log = engine_env.REPOSITORY / "build" / "demo.log"
+        log.parent.mkdir(exist_ok=True)
+        log.unlink(missing_ok=True)
         (wheel,) = engine_env.BUNDLE.glob("sparkcache_connector-*.whl")
         subprocess.run(
             [engine_env.interpreter("base"), "-m", "pip", "install", "--quiet", "--no-deps",
