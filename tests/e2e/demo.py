@@ -130,11 +130,11 @@ def ask(port: int, prompt: list[int]) -> Answer:
 
 
 def _wait_for_roots(cache: Path, log: Path) -> int:
-    """Wait until publications have ended, for no new manifest has come for a second."""
+    """Wait until publications have ended: no new root has come for a second."""
     known, quiet = 0, time.monotonic()
     deadline = quiet + 60
     while time.monotonic() < deadline:
-        found = len(list(cache.glob("rank-*/**/*.manifest")))
+        found = len(list(cache.glob("rank-*/roots/*/*.root")))
         if found != known:
             known, quiet = found, time.monotonic()
         if known and time.monotonic() - quiet > 1:
