@@ -22,6 +22,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path, PurePosixPath
 
 from builder.attest.assemble import FILENAME as ATTESTATIONS
@@ -173,7 +174,7 @@ def write_layout(files: Mapping[str, bytes], folder: Path) -> None:
     """
     for path in sorted(files, key=lambda path: (path == "index.json", path)):
         data = files[path]
-        write_file(folder / path, lambda sink, data=data: sink.write(data))  # type: ignore[misc]
+        write_file(folder / path, methodcaller("write", data))
     for found in folder.glob("blobs/sha256/*"):
         if found.relative_to(folder).as_posix() not in files:
             found.unlink()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterable
+from operator import methodcaller
 from pathlib import Path
 
 import yaml
@@ -140,5 +141,5 @@ def _write(
     files[layout.patches / "series"] = series_text(patches, b"")
     files[layout.target_yaml] = text.encode()
     for path, data in files.items():
-        write_file(path, lambda sink, data=data: sink.write(data))  # type: ignore[misc]
+        write_file(path, methodcaller("write", data))
         console.say(f"wrote {path.relative_to(layout.checkout)}")
