@@ -73,6 +73,14 @@ demo: engine ## serve a tiny hybrid, kill it, serve it again: the same answer, r
 conformance: engine ## vLLM's own tests on both builds; TESTS=--full for all of the touched area
 	@$(PY) -m tests.conformance $(TESTS)
 
+.PHONY: e2e
+e2e: engine ## every end-to-end test on a real engine (make test runs a sample of each family)
+	@$(PY) -m pytest -q tests/e2e
+
+.PHONY: native
+native: $(TOOLS) ## every test of the placement library (make test runs a sample of each kind)
+	@$(PY) -m pytest -q tests/unit/native
+
 .PHONY: gpu-check
 gpu-check: $(TOOLS) ## the CUDA placement on this machine's GPU, if it has one; RECORD=1 keeps the table
 	@$(PY) -m tests.gpu.check $(if $(RECORD),--record)

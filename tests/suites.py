@@ -3,7 +3,8 @@
 ``python -m tests.suites [NAME …]`` is what ``make test`` calls. A suite is a command; one
 that runs pytest leaves a JUnit file, from which tests are counted. The run fails when a
 suite fails, when a suite that should run tests ran none, and when a test was skipped for
-a reason that ``tests/allowed-skips.txt`` does not list. The last line is the verdict.
+a reason that ``tests/allowed-skips.txt`` does not list. Tests marked ``full`` are left to
+their own make targets (``make e2e``, ``make native``). The last line is the verdict.
 """
 
 from __future__ import annotations
@@ -108,18 +109,24 @@ def read_junit(path: Path, allowed: Sequence[re.Pattern[str]]) -> Outcome:
     return outcome
 
 
-def run(suite: Suite, allowed: Sequence[re.Pattern[str]]) -> Outcome:
-    """Run one suite in the checkout and return its outcome."""
+def run(suite: Suite, allowed: Sequence[re.Pattern[str]], ready: set[str]) -> Outcome:
+    """Run one suite in the checkout and return its outcome.
+
+    A target that several suites need is made for the first of them, and its seconds count
+    there; ``ready`` remembers it.
+    """
     start = time.monotonic()
     env = os.environ | suite.env
-    for target in (*suite.needs, *suite.make):
+    for target in (*(need for need in suite.needs if need not in ready), *suite.make):
         if subprocess.run(["make", *target.split()], cwd=ROOT, env=env, check=False).returncode:
             return Outcome(failed=1, ok=False, seconds=time.monotonic() - start)
+    ready.update(suite.needs)
     outcome = Outcome(passed=1) if suite.make else Outcome()
     if suite.pytest:
         with tempfile.TemporaryDirectory() as scratch:
             report = Path(scratch) / "junit.xml"
-            command = [suite.python, "-m", "pytest", "-q", f"--junitxml={report}", *suite.pytest]
+            command = [suite.python, "-m", "pytest", "-q", "-m", "not full"]
+            command += [f"--junitxml={report}", *suite.pytest]
             code = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
             outcome = read_junit(report, allowed) if report.exists() else Outcome(failed=1)
         outcome.ok = code == 0 and outcome.passed > 0 and not outcome.unlisted
@@ -142,9 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no suite named {', '.join(unknown)}; there are {', '.join(by_name)}")
     allowed = allowed_skips(ALLOWED_SKIPS.read_text())
     outcomes: dict[str, Outcome] = {}
+    ready: set[str] = set()
     for name in args.names or by_name:
         print(f"== {name}: {by_name[name].shows}", flush=True)
-        outcomes[name] = run(by_name[name], allowed)
+        outcomes[name] = run(by_name[name], allowed, ready)
         for line in outcomes[name].unlisted:
             print(f"skip that tests/allowed-skips.txt does not list: {line}")
     print("\nsuite           seconds  passed  failed  skipped")
