@@ -117,6 +117,7 @@ def measure(
             "raw read direct",
             "cold load",
             "read and hash",
+            "hash alone",
             "hot load",
         )
     }
@@ -152,6 +153,9 @@ def _one_round(
         _raw_read(path, arena, 0, pool)
         with _timed(series["read and hash"], len(arena)):
             _raw_read(path, arena, 0, pool, len(pages[0]))
+    with _timed(series["hash alone"], len(arena)):
+        for page in pages:
+            page_digest(page)
     path.unlink()
 
 

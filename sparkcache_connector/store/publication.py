@@ -17,7 +17,7 @@ from sparkcache_connector.store.core import Core
 from sparkcache_connector.store.delta import GroupShape, comparable, compose_groups, pack_size
 from sparkcache_connector.store.durable import Buffer, Directory
 from sparkcache_connector.store.errors import Miss, Reason, Refused, reason_of
-from sparkcache_connector.store.maintenance import (
+from sparkcache_connector.store.eviction import (
     evict_for,
     make_room,
     remove_dead_packs,

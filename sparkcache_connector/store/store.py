@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Event
 from types import TracebackType
 
-from sparkcache_connector.store import maintenance, publication
+from sparkcache_connector.store import eviction, maintenance, publication, rotation
 from sparkcache_connector.store.catalog import CatalogDamaged
 from sparkcache_connector.store.core import Core, Options
 from sparkcache_connector.store.durable import Files
@@ -118,7 +118,7 @@ class Store:
         core.workers.close()
         with core.lock:
             try:
-                maintenance.remove_withdrawn(core)
+                eviction.remove_withdrawn(core)
                 core.flush_uses()
                 core.mark_clean()
             except (StoreError, CatalogDamaged, OSError):
@@ -237,7 +237,7 @@ class Store:
         core.check_open()
         with core.lock:
             core.withdraw(set(contexts))
-            return maintenance.remove_withdrawn(core)
+            return eviction.remove_withdrawn(core)
 
     # -- restoring -------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class Store:
         Raises:
             Refused: the file system does not let us; call it again.
         """
-        return maintenance.rotate(self._core, generate=generate, destroy_old=destroy_old)
+        return rotation.rotate(self._core, generate=generate, destroy_old=destroy_old)
 
     def destroy_key(self, key_id: bytes) -> int:
         """Revoke a key and remove every root that it vouches for; return how many that were.
@@ -378,7 +378,7 @@ class Store:
         Raises:
             Refused: no such key, an operator's key file, or the file system does not let us.
         """
-        return maintenance.destroy_key(self._core, key_id)
+        return rotation.destroy_key(self._core, key_id)
 
 
 def _checked_destinations(plan: Plan, destinations: Destinations) -> Destinations:
