@@ -6,6 +6,7 @@ import io
 import zlib
 
 import pytest
+from git import Repo
 
 from builder.console import Console
 from builder.source import SourceError, read_proven, scan
@@ -234,3 +235,18 @@ def test_a_read_only_cache_is_named(get, upstream, tmp_path):
 def test_the_suite_sees_every_file_of_the_target(get, upstream):
     found = {file.path: (file.mode, file.data) for file in get(*upstream).walk()}
     assert found == SmallTarget().files
+
+
+def test_another_reader_of_git_sees_the_same_commit_tree_and_files(get, upstream, tmp_path):
+    """GitPython: none of our parsers, and nothing of how we run git."""
+    folder, commit = upstream
+    ours = {file.path: (file.mode, file.data) for file in get(folder, commit).walk()}
+    with Repo(tmp_path / "cache" / f"{commit}.git") as repository:
+        tree = repository.commit(commit).tree
+        theirs = {
+            entry.path: (f"{entry.mode:o}", entry.data_stream.read())
+            for entry in tree.traverse()
+            if entry.type == "blob"
+        }
+    assert tree.hexsha == object_id("tree", get(folder, commit).raw().tree)
+    assert theirs == ours
