@@ -47,6 +47,14 @@ test: $(TOOLS) ## every suite in its CI form; SUITES="unit lint" runs some of th
 build: $(TOOLS) ## the patched vLLM's bundle, judged, in dist/; BASE=cpu-x86_64, BASE=all … choose another
 	@$(PY) -m builder build --target $(TARGET) --base $(BASE)
 
+.PHONY: verify
+verify: $(TOOLS) ## judge the bundles that make build made, by this checkout's pins
+	@receipts=$$(ls dist/$(TARGET)/*/receipt.json 2>/dev/null) || \
+	  { echo "verify: expected a bundle below dist/$(TARGET), found none; run make build first" >&2; exit 3; }; \
+	worst=0; for receipt in $$receipts; do \
+	  echo "verify: $$(dirname $$receipt)"; $(PY) -m verify bundle $$(dirname $$receipt) || worst=$$?; \
+	done; exit $$worst
+
 .PHONY: reproduce
 reproduce: $(TOOLS) ## two builds under different conditions, compared byte for byte
 	@$(PY) -m tests.reproduce --target $(TARGET) --base $(BASE)
