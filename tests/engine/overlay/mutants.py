@@ -223,8 +223,9 @@ MUTANTS = (
            "if len(self.kv_cache_config.kv_cache_groups) > 1:",
            "if len(self.kv_cache_config.kv_cache_groups) > 0:", LOADS),
     Mutant("failed hybrid loads are not retried", SCHEDULER,
-           "            self.failed_recving_kv_req_ids |= failed_req_ids\n            return set()",
-           "            return set()", LOADS),
+           "self.failed_recving_kv_req_ids |= failed_req_ids", "pass", LOADS),
+    Mutant("a failed load keeps its reservation", SCHEDULER,
+           "self._inflight_prefills -= {self.requests[i] for i in failed_req_ids}", "pass", LOADS),
 )  # fmt: skip
 
 

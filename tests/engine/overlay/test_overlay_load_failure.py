@@ -132,6 +132,48 @@ def test_o11_a_second_failure_of_the_retry_is_survived() -> None:
     assert engine.free_blocks == 2047
 
 
+def small_engine(blocks: int) -> Engine:
+    """A pool that holds one of these requests, but not a second one beside it."""
+    engine = make_engine(TWO_GROUPS, blocks=blocks)
+    engine.add("fails", 7168, max_tokens=4)
+    engine.connector.matched["fails"] = 6912
+    engine.step()
+    assert engine.requests["fails"].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    return engine
+
+
+def test_o11_a_failed_load_leaves_its_own_retry_the_blocks_it_needs() -> None:
+    """What the first try had reserved would be missing in a small pool, for ever."""
+    engine = small_engine(blocks=60)
+    for _ in range(3):
+        engine.load_results.append(("fails", owned(engine, "fails", 1)))
+        engine.connector.matched["fails"] = 6912
+        engine.step()
+        engine.step()
+        assert engine.requests["fails"].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    engine.finish_load("fails", 6912)
+    engine.run()
+    assert engine.requests["fails"].status == RequestStatus.FINISHED_LENGTH_CAPPED
+    assert engine.worker.garbage == 0
+    assert engine.free_blocks == 59
+
+
+def test_o11_a_failed_load_leaves_other_loads_the_blocks_they_need() -> None:
+    engine = small_engine(blocks=60)
+    matched = engine.connector.get_num_new_matched_tokens
+    engine.connector.get_num_new_matched_tokens = lambda request, computed: (
+        (None, False) if request.request_id == "fails" else matched(request, computed)
+    )
+    engine.load_results.append(("fails", owned(engine, "fails", 1)))
+    engine.step()
+    engine.add("loads", 7168, max_tokens=4)
+    engine.connector.matched["loads"] = 6912
+    engine.step()
+    assert engine.requests["fails"].status == RequestStatus.WAITING  # its connector looks it up
+    assert engine.requests["loads"].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert engine.requests["loads"].num_computed_tokens == 6912
+
+
 def test_o11_a_failed_load_is_asked_about_anew_and_offers_fresh_proof() -> None:
     engine = waiting_engine()
     engine.connector.chosen["fails"] = (4608, 6912)
