@@ -23,6 +23,7 @@ help: ## list the targets
 
 $(TOOLS): requirements/tools.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=…")'
+	@test ! -L $(VENV) || { echo "tools: $(VENV) is a link, and making it anew would empty $$(realpath $(VENV)); remove the link and run make again" >&2; exit 1; }
 	@echo "tools: making $(VENV) from requirements/tools.lock"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.lock \
