@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Lock
-from types import TracebackType
 from typing import Final
 
+from sparkcache_connector.store.closing import Closing
 from sparkcache_connector.store.durable import Directory
 from sparkcache_connector.store.errors import Miss, Reason, reason_of
 from sparkcache_connector.store.manifest import DIGEST_BYTES, Manifest
@@ -58,7 +58,7 @@ class OpenPack:
 
 
 @dataclass
-class Plan:
+class Plan(Closing):
     """One root, authenticated, with its packs open: everything a restore needs to know.
 
     Use it as a context manager, or call :meth:`close`.
@@ -79,17 +79,6 @@ class Plan:
     def closed(self) -> bool:
         """Whether the plan was closed."""
         return self._closed
-
-    def __enter__(self) -> Plan:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)

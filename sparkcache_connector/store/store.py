@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event
-from types import TracebackType
 
 from sparkcache_connector.store import eviction, maintenance, publication, rotation
 from sparkcache_connector.store.catalog import CatalogDamaged
+from sparkcache_connector.store.closing import Closing
 from sparkcache_connector.store.core import Core, Options
 from sparkcache_connector.store.durable import Files
 from sparkcache_connector.store.errors import (
@@ -59,7 +59,7 @@ class Stats:
     """(event, reason) counts since the store was opened."""
 
 
-class Store:
+class Store(Closing):
     """An open cache root. All methods may be called from any thread.
 
     Open it with :meth:`open`, once per rank; use it as a context manager or :meth:`close` it.
@@ -125,17 +125,6 @@ class Store:
                 core.count("catalog", "not-clean")
             core.catalog.close()
             core.area.close()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # -- what is there ---------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from types import TracebackType
 
 from sparkcache_connector.store.catalog import (
     CATALOG_NAME,
@@ -13,6 +12,7 @@ from sparkcache_connector.store.catalog import (
     CatalogDamaged,
     RootRow,
 )
+from sparkcache_connector.store.closing import Closing
 from sparkcache_connector.store.durable import Files
 from sparkcache_connector.store.errors import Miss
 from sparkcache_connector.store.keys import KeyRing
@@ -21,7 +21,7 @@ from sparkcache_connector.store.reconcile import reconcile
 
 
 @dataclass
-class View:
+class View(Closing):
     """An open cache root that nobody changes through it."""
 
     area: Area
@@ -56,17 +56,6 @@ class View:
         """Close everything."""
         self.catalog.close()
         self.area.close()
-
-    def __enter__(self) -> View:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _open_catalog(area: Area, keys: KeyRing) -> tuple[Catalog, bool]:
