@@ -157,6 +157,34 @@ _ALL = (
         "finish it with `python -m builder install`, or take it back with `uninstall`",
     ),
     Check(
+        "IMAGE-1",
+        "the layout has one image of this tag and platform",
+        "copy the image again from its source; name the platform with --platform",
+    ),
+    Check(
+        "IMAGE-2",
+        "every blob is there and has the digest and size by which it is referred to",
+        "the layout is damaged or was changed: copy the image again from its source",
+    ),
+    Check(
+        "IMAGE-3",
+        "the config lists the plain digest of every layer",
+        "no engine would start this image: build it again",
+    ),
+    Check(
+        "IMAGE-4",
+        "every layer means the same to every engine",
+        "find out which tool wrote the layer; engines would make different roots of it",
+    ),
+    Check(
+        "IMAGE-5",
+        "the merged root has one vLLM, and an interpreter for it",
+        "judge the image that was built with the layer, or name its site directory with --site",
+    ),
+    Check("IMAGE-6", "labels, annotations and platform say what is so", _REBUILD),
+    Check("IMAGE-7", "the papers that the layer brings are all there", _REBUILD),
+    Check("IMAGE-8", "referrers bring the attestations that the image holds", _REBUILD),
+    Check(
         "ATT-1",
         "there are attestations, when they are required",
         "ask the builder for attestations.intoto.jsonl, or build with a signing key",

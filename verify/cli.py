@@ -24,6 +24,7 @@ from verify.digest import Progress, quiet
 from verify.errors import FormatError, VerifyError
 from verify.judges.bundle import judge_bundle
 from verify.judges.case import Options
+from verify.judges.image import judge_image
 from verify.judges.site import judge_env, judge_venv
 from verify.judges.source import judge_sdist, judge_tree
 from verify.judges.wheel import judge_wheel
@@ -39,7 +40,10 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "venv": ("DIR", "what is installed in a virtual environment or below a prefix"),
     "env": ("PYTHON", "the vLLM that this interpreter would import; it is not started"),
     "bundle": ("DIR", "a directory that a build made: wheels, receipt, bill of materials"),
+    "image": ("LAYOUT:TAG", "an image of an OCI layout: what its layers make together"),
 }
+
+_SIGNED = ("bundle", "image")
 
 _FORMATS: Mapping[str, Callable[[Report], str]] = {
     "text": render.text,
@@ -93,8 +97,11 @@ def _judge(options: argparse.Namespace) -> Report:
         commit_proof=options.require_commit_proof,
         connector=options.connector,
         attestations=Demands(options.trust, options.at, options.require_attestation)
-        if options.kind == "bundle"
+        if options.kind in _SIGNED
         else Demands(),
+        site=getattr(options, "site", None),
+        platform=getattr(options, "platform", None),
+        layer=getattr(options, "layer", False),
     )
     judges: Mapping[str, Callable[[Path, Options], Report]] = {
         "tree": judge_tree,
@@ -103,6 +110,7 @@ def _judge(options: argparse.Namespace) -> Report:
         "venv": judge_venv,
         "env": lambda python, asked: judge_env(python, os.environ, asked),
         "bundle": judge_bundle,
+        "image": judge_image,
     }
     try:
         return judges[options.kind](options.subject, asked)
@@ -155,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "--trust",
         metavar="FILE",
         type=Path,
-        help="a trust root from outside: judge the bundle's signatures by it",
+        help="a trust root from outside: judge the signatures by it",
     )
     signed.add_argument(
         "--require-attestation",
@@ -177,12 +185,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, (metavar, about) in _KINDS.items():
-        parents = [common, signed] if name == "bundle" else [common]
+        parents = [common, signed] if name in _SIGNED else [common]
         kind = kinds.add_parser(
             name, parents=parents, help=about, description=f"Judge {about}.", allow_abbrev=False
         )
         kind.add_argument("subject", metavar=metavar, type=Path)
+        if name == "image":
+            _add_image_options(kind)
     return parser
+
+
+def _add_image_options(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument(
+        "--site",
+        metavar="DIR",
+        help="the directory in the image that holds vllm/; needed when several do",
+    )
+    kind.add_argument(
+        "--platform", metavar="OS/ARCH", help="which image of an index, such as linux/arm64"
+    )
+    kind.add_argument(
+        "--layer",
+        action="store_true",
+        help="the subject is the layer without its base: judge what it holds",
+    )
 
 
 def _digest(text: str) -> str:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verify import strictjson
+from verify.digest import ReadError
 from verify.errors import FormatError
+from verify.filesystem import FileSystem, exists, read_file
 from verify.report import Recorder
 from verify.strictjson import Record
 
 JOURNAL = ".sparkcache/journal.json"
 SCHEMA = "sparkcache.install/v1"
 INSTALLED = "installed"
-
-_LIMIT = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,23 @@ class Claim:
         return cls(top.text("state"), top.text("target"), top.record("pins").sha256("sha256"))
 
 
-def judge_journal(prefix: Path, target: str | None, pins: str | None, rec: Recorder) -> bool:
+def judge_journal(
+    files: FileSystem, prefix: Path, target: str | None, pins: str | None, rec: Recorder
+) -> bool:
     """Judge the journal of the environment ``prefix``, if there is one (PKG-16).
 
     ``target`` and ``pins`` are the anchor's. Returns whether the environment claims to be
     installed in place, finished or not.
     """
     path = prefix / JOURNAL
-    if not path.parent.exists():
+    if not exists(files, path.parent):
         return False
-    try:
-        with path.open("rb") as stream:
-            claim = Claim.parse(stream.read(_LIMIT), str(path))
-    except FileNotFoundError:
+    if path not in files.children(path.parent):
         rec.note("PKG-16", JOURNAL, "an installation was interrupted before it changed anything")
         return False
-    except (OSError, FormatError) as error:
+    try:
+        claim = Claim.parse(read_file(files, files.real(path), str(path)), str(path))
+    except (ReadError, FormatError) as error:
         rec.fail("PKG-16", JOURNAL, f"not a journal that can be read: {error}")
         return True
     for what, expected, actual in (

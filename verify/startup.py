@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from verify.digest import ReadError
-from verify.holders.directory import read_file
+from verify.filesystem import FileSystem, read_file
 
 _FINDER = re.compile(r"import (__editable___\w+_finder); ?\1\.install\(\)\Z")
 _KNOWN = {
@@ -43,10 +42,10 @@ class Startup:
     known: str | None = None
 
     @classmethod
-    def whole_file(cls, file: Path, what: str) -> Startup:
+    def whole_file(cls, files: FileSystem, file: Path, what: str) -> Startup:
         """Describe a file that runs as a whole; its digest is None when it cannot be read."""
         try:
-            sha256 = hashlib.sha256(_read(file)).hexdigest()
+            sha256 = hashlib.sha256(_read(files, file)).hexdigest()
         except ReadError:
             return cls(file, what, None)
         return cls(file, what, sha256, _KNOWN_FILES.get(sha256))
@@ -63,13 +62,13 @@ class StartupFile:
     unknowns: list[str] = field(default_factory=list)
 
 
-def read_pth(file: Path) -> StartupFile:
+def read_pth(files: FileSystem, file: Path) -> StartupFile:
     """Read a ``.pth`` file as ``site.addpackage`` does."""
     found = StartupFile(file)
-    if file.is_dir():
+    if files.is_dir(file):
         return found  # Python ignores it, too
     try:
-        data = _read(file)
+        data = _read(files, file)
         text = data.decode("utf-8-sig")
     except (ReadError, UnicodeDecodeError):
         found.unknowns.append(f"{file} cannot be read as UTF-8: what it adds is unknown")
@@ -79,7 +78,7 @@ def read_pth(file: Path) -> StartupFile:
         if not line.strip() or line.startswith("#"):
             continue
         if line.startswith(("import ", "import\t")):
-            _take_code(found, line.strip(), sha256)
+            _take_code(files, found, line.strip(), sha256)
         elif "\0" in line:
             found.unknowns.append(f"{file} has a line that is no path")
         else:
@@ -87,28 +86,28 @@ def read_pth(file: Path) -> StartupFile:
     return found
 
 
-def _take_code(found: StartupFile, line: str, sha256: str) -> None:
+def _take_code(files: FileSystem, found: StartupFile, line: str, sha256: str) -> None:
     what = f"the line `{line[:80]}`"
     finder = _FINDER.match(line)
     known = _KNOWN.get(line)
     if finder is not None:
         module = found.file.parent / f"{finder[1]}.py"
-        mapping = _mapping(module)
+        mapping = _mapping(files, module)
         if mapping is not None:
             found.editable.update(mapping)
             known = f"setuptools' editable finder for {', '.join(sorted(mapping)) or 'nothing'}"
     found.startup.append(Startup(found.file, what, sha256, known))
 
 
-def _read(file: Path) -> bytes:
+def _read(files: FileSystem, file: Path) -> bytes:
     # Python follows links to what it runs: distributions keep such files below /etc
-    return read_file(Path(os.path.realpath(file)), str(file))
+    return read_file(files, files.real(file), str(file))
 
 
-def _mapping(module: Path) -> dict[str, str] | None:
+def _mapping(files: FileSystem, module: Path) -> dict[str, str] | None:
     """Return the ``MAPPING`` of an editable finder, or None when it is not a plain literal."""
     try:
-        tree = ast.parse(_read(module))
+        tree = ast.parse(_read(files, module))
     except (ReadError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     for statement in tree.body:

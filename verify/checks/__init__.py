@@ -1,4 +1,4 @@
-"""The check families: BASE, PATCH, TREE, CONTRACT, NATIVE and PKG.
+"""The check families: BASE, PATCH, TREE, CONTRACT, NATIVE, PKG, IMAGE and ATT.
 
 Each module lists its steps by number in its docstring; the ids that it reports are those
 numbers (:mod:`verify.catalogue`). Checks compare values and record findings; they open

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from verify.checks.package import is_bytecode
 from verify.digest import ReadError
 from verify.errors import FormatError
-from verify.holders.directory import DirectoryHolder
+from verify.filesystem import Tree
 from verify.marshalled import read_code
 from verify.report import Recorder
 
@@ -33,7 +33,7 @@ _HASHED, _CHECKED = 1, 2
 
 
 def judge_bytecode(
-    holder: DirectoryHolder, sources: Collection[str], touched: Collection[str], rec: Recorder
+    holder: Tree, sources: Collection[str], touched: Collection[str], rec: Recorder
 ) -> None:
     """Run the steps; ``sources`` are the composition's paths, ``touched`` those of step c."""
     compared, left = 0, 0
@@ -69,7 +69,7 @@ def judge_bytecode(
     rec.passed("PKG-7", f"{compared} compiled modules of touched files are their sources")
 
 
-def _would_run(holder: DirectoryHolder, path: str, source: str, rec: Recorder) -> bool:
+def _would_run(holder: Tree, path: str, source: str, rec: Recorder) -> bool:
     """Whether Python would take the compiled module for this source."""
     data = holder.head(path, _HEADER.size)
     if len(data) < _HEADER.size:
@@ -92,7 +92,7 @@ def _would_run(holder: DirectoryHolder, path: str, source: str, rec: Recorder) -
     return expected == stamp
 
 
-def _compare(holder: DirectoryHolder, path: str, source: str, optimize: int, rec: Recorder) -> None:
+def _compare(holder: Tree, path: str, source: str, optimize: int, rec: Recorder) -> None:
     data = holder.read(path)
     if data[:4] != importlib.util.MAGIC_NUMBER:
         return  # Python compiles again

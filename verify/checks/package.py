@@ -22,8 +22,8 @@ from verify import strictjson
 from verify.digest import Digest, ReadError, digest
 from verify.errors import FormatError
 from verify.expect import Composition, Origin
+from verify.filesystem import FileSystem
 from verify.holders import Holder, hidden
-from verify.holders.directory import file_chunks
 from verify.record import RecordFile, Row
 from verify.report import Recorder
 
@@ -111,6 +111,7 @@ def judge_installed_record(
     holder: Holder,
     digests: Mapping[str, Digest | ReadError],
     dist_info: str,
+    files: FileSystem,
     site: Path,
     rec: Recorder,
     *,
@@ -141,7 +142,7 @@ def judge_installed_record(
         script = _SCRIPT.match(path)
         if script is not None and script[1] in scripts:
             outside += 1
-            _judge_script(site, path, record.rows[path], rec)
+            _judge_script(files, site, path, record.rows[path], rec)
         elif not (is_bytecode(path) or hidden(holder, path) or path in gone):
             message = "a row of RECORD without an installed file"
             rec.fail("PKG-4", path, message, expected="a file", actual="none")
@@ -210,11 +211,10 @@ def _describe(sha256: str | None, size: int | None) -> str:
     return f"{sha256 or 'no digest'}, {'no size' if size is None else f'{size} bytes'}"
 
 
-def _judge_script(site: Path, path: str, row: Row, rec: Recorder) -> None:
+def _judge_script(files: FileSystem, site: Path, path: str, row: Row, rec: Recorder) -> None:
     # (5) the installer wrote the script and its row; only their agreement can be judged
-    file = site / path
     try:
-        found = digest(file_chunks(file, path), 0, git=False)
+        found = digest(files.chunks(site / path, path), 0, git=False)
     except ReadError as error:
         rec.fail("PKG-4", path, "a script of RECORD", expected=error.expected, actual=error.actual)
         return

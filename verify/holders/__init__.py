@@ -7,7 +7,7 @@ exception. Holders never decide what should be there. Called by :mod:`verify.jud
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,27 @@ def hidden(holder: Holder, path: str) -> bool:
         return True
     parts = path.split("/")
     return any("/".join(parts[:length]) in broken for length in range(1, len(parts) + 1))
+
+
+def collect(chunks: Iterable[bytes], path: str) -> bytes:
+    """Return the bytes of a file that is read whole.
+
+    Raises:
+        ReadError: when there are more than :data:`READ_LIMIT`; ``path`` names the file.
+    """
+    parts: list[bytes] = []
+    seen = 0
+    for chunk in chunks:
+        seen += len(chunk)
+        if seen > READ_LIMIT:
+            raise ReadError(path, f"at most {READ_LIMIT} bytes", "more")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def no_path(_path: str) -> bool:
+    """Choose no path."""
+    return False
 
 
 class Holder(Protocol):

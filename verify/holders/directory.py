@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from verify.digest import CHUNK, Digest, Progress, ReadError, digest_all
-from verify.holders import READ_LIMIT, Defect, Item
+from verify.holders import Defect, Item, collect, no_path
 from verify.manifest import path_problem
 
 _KINDS = {
@@ -43,7 +43,7 @@ class DirectoryHolder:
         root: Path,
         entries: Collection[str] | None = None,
         skip: Collection[str] = (),
-        unhashed: Callable[[str], bool] = lambda _path: False,
+        unhashed: Callable[[str], bool] = no_path,
     ) -> None:
         self.root = root
         self._unhashed = unhashed
@@ -81,7 +81,7 @@ class DirectoryHolder:
         Raises:
             ReadError: when it cannot be read, or is larger than ``READ_LIMIT``.
         """
-        return read_file(self.root / path, path)
+        return collect(file_chunks(self.root / path, path), path)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Yield one item's bytes; raises :class:`~verify.digest.ReadError`."""
@@ -166,22 +166,6 @@ def file_chunks(file: str | Path, path: str, size: int = CHUNK) -> Iterator[byte
             os.close(descriptor)
     except (OSError, ValueError) as error:
         raise ReadError(path, "a readable file", _reason(error)) from error
-
-
-def read_file(file: Path, path: str) -> bytes:
-    """Return the bytes of a regular file of at most ``READ_LIMIT`` bytes.
-
-    Raises:
-        ReadError: when it is none, or cannot be read; ``path`` names it.
-    """
-    parts: list[bytes] = []
-    seen = 0
-    for chunk in file_chunks(file, path):
-        seen += len(chunk)
-        if seen > READ_LIMIT:
-            raise ReadError(path, f"at most {READ_LIMIT} bytes", "more")
-        parts.append(chunk)
-    return b"".join(parts)
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -29,6 +29,8 @@ class Options:
     """What the caller asked for beside the subject.
 
     ``home`` is the checkout whose pins are used; None finds them (:func:`verify.anchor.find`).
+    ``site``, ``platform`` and ``layer`` are for images: where vLLM is, which platform's image is
+    meant, and whether a layer without its base is.
     """
 
     target: str | None = None
@@ -40,6 +42,9 @@ class Options:
     attestations: Demands = field(default_factory=Demands)
     commit_proof: bool = False
     connector: Path | None = None
+    site: str | None = None
+    platform: str | None = None
+    layer: bool = False
     home: Path | None = None
     progress: Progress = quiet
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from verify import expect
 from verify.checks import base, bytecode, package, tree
 from verify.errors import ConfigError
+from verify.filesystem import Tree
 from verify.holders.directory import DirectoryHolder
 from verify.holders.tarred import SdistHolder
 from verify.judges.case import Case, Options, hash_file, judge_release, touched
@@ -58,7 +59,7 @@ def judge_tree(folder: Path, options: Options) -> Report:
     return case.report()
 
 
-def tree_below(case: Case, holder: DirectoryHolder) -> None:
+def tree_below(case: Case, holder: Tree) -> None:
     """Judge the files of ``holder`` as a source tree."""
     if case.basis is None:
         tree.judge_defects(holder, case.rec)

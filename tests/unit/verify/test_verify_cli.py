@@ -74,7 +74,7 @@ def test_an_interpreter_is_judged_without_being_started(world: World) -> None:
     [
         ([], "the following arguments are required: KIND"),
         (["wheel"], "the following arguments are required: FILE"),
-        (["image", "x"], "invalid choice: 'image'"),
+        (["rpm", "x"], "invalid choice: 'rpm'"),
         (["wheel", "x", "--form", "json"], "unrecognized arguments"),
         (["wheel", "x", "--format", "yaml"], "invalid choice: 'yaml'"),
         (["wheel", "x", "--known-startup", "abc"], "expected sha256:<64 hex digits>"),
