@@ -136,7 +136,7 @@ def image_layout(
     )
 
 
-def containerfile(pinned: Pinned, site: str) -> bytes:
+def containerfile(pinned: Pinned, base: str, site: str) -> bytes:
     """Return the recipe that lays the image over a base and has the result judged.
 
     Bytecode of a changed module would be believed by its time and size alone, so it goes.
@@ -162,7 +162,7 @@ COPY --from=layer / /
 RUN rm -f {removed}
 # The judge comes from outside the image and leaves nothing in it.
 RUN --mount=type=bind,source=verify.pyz,target=/run/verify.pyz \\
-    python3 -I /run/verify.pyz venv {site} --target {pinned.target}
+    python3 -I /run/verify.pyz venv {site} --target {pinned.target} --base {base}
 """.encode()
 
 

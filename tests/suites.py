@@ -71,6 +71,11 @@ SUITES: tuple[Suite, ...] = (
         "the store: properties, faults, crashes, its parsers fed anything",
         pytest=("tests/unit/store", "tests/crash", "tests/fuzz"),
     ),
+    Suite(
+        "image",
+        "a container build with the layer passes its gate, or fails it",
+        pytest=("tests/image",),
+    ),
     Suite("native", "the placement library on the host", pytest=("tests/unit/native",)),
     Suite("build", "every bundle is built and judged", make=("build BASE=all",)),
     Suite("reproduce", "two builds are equal in every byte", make=("reproduce BASE=cpu-x86_64",)),

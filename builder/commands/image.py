@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     image = BaseImage.parse(args.base_image) if args.base_image else None
     files = image_layout(out / base, pinned, base, args.site, image)
     write_layout(files, out / "image")
-    recipe = containerfile(pinned, args.site)
+    recipe = containerfile(pinned, base, args.site)
     write_file(out / "Containerfile", lambda sink: sink.write(recipe))
     digest = json.loads(files["index.json"])["manifests"][0]["digest"]
     size = sum(map(len, files.values()))

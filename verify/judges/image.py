@@ -300,6 +300,10 @@ def _judge_whole(
     else:
         env = interpreter.of_python(python, _environ(root, config), root)
         case.rec.passed("IMAGE-5", f"{site}, imported by {python}")
+    bases = case.basis.pins.bases if case.basis is not None else {}
+    if receipt is not None and receipt.base in bases and case.options.base is None:
+        # which base it is for, the layer says; that it is this one, the judgement of its files
+        case.options = replace(case.options, base=receipt.base)
     judge_environment(case, env, [site], receipt)
 
 

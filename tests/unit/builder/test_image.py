@@ -144,8 +144,8 @@ def test_writing_again_leaves_no_blob_of_the_layout_before(bundle, tmp_path: Pat
 def test_the_containerfile_removes_bytecode_of_every_changed_module_and_ends_with_the_judge(
     bundle,
 ) -> None:
-    text = containerfile(bundle[1], SITE).decode()
+    text = containerfile(bundle[1], BASE, SITE).decode()
     stem = Path(TOUCHED).stem
     assert f"{SITE}/{Path(TOUCHED).parent}/__pycache__/{stem}.*.pyc" in text
     last = text.strip().splitlines()[-1].strip()
-    assert last == f"python3 -I /run/verify.pyz venv {SITE} --target {NAME}"
+    assert last == f"python3 -I /run/verify.pyz venv {SITE} --target {NAME} --base {BASE}"
