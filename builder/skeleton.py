@@ -94,46 +94,86 @@ def write_skeleton(
         SkeletonError: when the target or its patches exist.
         OutputError: when it cannot be written; nothing stays behind.
     """
+    lines = [f"# {each.statement()}\n" for each in natives] or [
+        "# No native libraries go with it yet: name a wheel under `bases` and the files of its\n"
+        "# Python that are not this commit's under `differs`.\n"
+    ]
+    header = _HEADER.format(name=layout.name, natives="".join(lines))
+    return begin(
+        layout,
+        header,
+        version=version,
+        commit=commit,
+        git=url,
+        bases=natives,
+        contract=like.contract if like is not None else {},
+        files={
+            layout.folder / "objects" / "commit": raw.commit,
+            layout.folder / "objects" / "tree": raw.tree,
+            layout.patches / "series": b"# patch files of this folder, in order\n",
+        },
+    )
+
+
+def begin(
+    layout: Layout,
+    header: str,
+    *,
+    version: str,
+    commit: str | None,
+    git: str,
+    contract: Mapping[str, Sequence[str]],
+    files: Mapping[Path, bytes],
+    sdist: IndexFile | None = None,
+    bases: Sequence[Natives] = (),
+) -> list[Path]:
+    """Write a target that does not exist yet, whole or not at all; return the paths.
+
+    Args:
+        layout: where it goes.
+        header: the comment at the head of ``target.yaml``.
+        version: the release's version.
+        commit: the exact commit; None where it is not known.
+        git: the repository's URL.
+        contract: the files and symbols that the connector relies on, as far as known.
+        files: what lies beside ``target.yaml``, by path.
+        sdist: the release's source distribution, if it has one.
+        bases: the base wheels, as far as known.
+
+    Raises:
+        SkeletonError: when the target or its patches exist.
+        OutputError: when it cannot be written; nothing stays behind.
+    """
     for folder in (layout.folder, layout.patches):
         if folder.exists():
             raise SkeletonError(f"{folder}: expected no such folder: the target was begun already")
-    contract: Mapping[str, Sequence[str]] = like.contract if like is not None else {}
     value = {
         "schema": SCHEMA,
         "name": layout.name,
         "version": version,
         "commit": commit,
-        "git": url,
+        "git": git,
         "revision": 1,
-        "sdist": None,
+        "sdist": None if sdist is None else {"project": sdist.project, "filename": sdist.filename},
         "bases": {
             each.base: {
                 "project": each.file.project,
                 "filename": each.file.filename,
                 "differs": list(each.differs),
             }
-            for each in natives
+            for each in bases
         },
         "contract": {path: list(names) for path, names in contract.items()},
     }
-    lines = [f"# {each.statement()}\n" for each in natives] or [
-        "# No native libraries go with it yet: name a wheel under `bases` and the files of its\n"
-        "# Python that are not this commit's under `differs`.\n"
-    ]
-    header = _HEADER.format(name=layout.name, natives="".join(lines))
-    files = {
-        layout.target_yaml: header.encode() + yaml.safe_dump(value, sort_keys=False).encode(),
-        layout.folder / "objects" / "commit": raw.commit,
-        layout.folder / "objects" / "tree": raw.tree,
-        layout.patches / "series": b"# patch files of this folder, in order\n",
-    }
-    Target.parse(files[layout.target_yaml], str(layout.target_yaml))
+    text = header.encode() + yaml.safe_dump(value, sort_keys=False).encode()
+    Target.parse(text, str(layout.target_yaml))
+    written = {layout.target_yaml: text, **files}
     try:
-        for path, data in files.items():
+        for path, data in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     except OSError as error:
         for folder in (layout.folder, layout.patches):
             shutil.rmtree(folder, ignore_errors=True)
         raise OutputError(layout.folder, error) from error
-    return list(files)
+    return list(written)

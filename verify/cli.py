@@ -60,7 +60,7 @@ evidence is missing), 4 internal error, 130 interrupted; treat anything else as 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge what ``arguments`` name, print the report and return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -123,7 +123,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"verify: {message}\n       see `python -m verify --help`\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; it exits with 2 on wrong usage."""
     common = _Parser(add_help=False)
     common.add_argument("--target", metavar="NAME", help="which target, when there are several")
     common.add_argument("--base", metavar="NAME", help="which base wheel; otherwise recognised")
@@ -176,14 +177,14 @@ def _parser() -> argparse.ArgumentParser:
         type=_moment,
         help="judge the trust root's expiry at this moment, such as 2027-01-31T00:00:00Z",
     )
-    parser = _Parser(
+    top = _Parser(
         prog="verify",
         description="Judge a vLLM against pins from outside of it, read-only and offline.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    kinds = top.add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, (metavar, about) in _KINDS.items():
         parents = [common, signed] if name in _SIGNED else [common]
         kind = kinds.add_parser(
@@ -192,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         kind.add_argument("subject", metavar=metavar, type=Path)
         if name == "image":
             _add_image_options(kind)
-    return parser
+    return top
 
 
 def _add_image_options(kind: argparse.ArgumentParser) -> None:

@@ -11,13 +11,9 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterable
-from operator import methodcaller
 from pathlib import Path
 
-import yaml
-
 from builder.acquire import Acquirer
-from builder.bundle import write_file
 from builder.compose import read_modules
 from builder.console import Console
 from builder.errors import BuildError
@@ -25,8 +21,9 @@ from builder.inputs import obtain, pinned_digests
 from builder.port import Outcome, Port, Read, contract_changes, export_port, try_series
 from builder.scratch import series_text
 from builder.series import Series
+from builder.skeleton import begin
 from builder.source_sdist import SdistSource
-from builder.target import SCHEMA, IndexFile, Layout, Target
+from builder.target import IndexFile, Layout, Target
 
 NAME = "port"
 HELP = "try the patch series on another release"
@@ -83,8 +80,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return 1
     if not args.dry_run:
         trailer = f"{args.to} {args.commit}" if args.commit else args.to
-        _write(Layout(args.checkout, args.to), target, sdist, args.commit,
-               export_port(port.patches, new, args.to, trailer), console)  # fmt: skip
+        patches = export_port(port.patches, new, args.to, trailer)
+        _write(Layout(args.checkout, args.to), target, sdist, args.commit, patches, console)
     return 0
 
 
@@ -119,27 +116,23 @@ def _reader(path: Path, file: IndexFile, wanted: Iterable[str]) -> Read:
 
 
 def _write(
-    layout: Layout, old: Target, sdist: IndexFile, commit: str | None, patches: dict[str, bytes],
+    layout: Layout,
+    old: Target,
+    sdist: IndexFile,
+    commit: str | None,
+    patches: dict[str, bytes],
     console: Console,
-) -> None:  # fmt: skip
-    for folder in (layout.folder, layout.patches):
-        if folder.exists():
-            raise PortError(f"{folder}: expected no such folder: this target was begun already")
-    value = {
-        "schema": SCHEMA,
-        "name": layout.name,
-        "version": sdist.version,
-        "commit": commit,
-        "git": old.git,
-        "revision": 1,
-        "sdist": {"project": sdist.project, "filename": sdist.filename},
-        "bases": {},
-        "contract": {path: list(names) for path, names in old.contract.items()},
-    }
-    text = _HEADER.format(name=layout.name, old=old.name) + yaml.safe_dump(value, sort_keys=False)
-    files = {layout.patches / name: data for name, data in patches.items()}
-    files[layout.patches / "series"] = series_text(patches, b"")
-    files[layout.target_yaml] = text.encode()
-    for path, data in files.items():
-        write_file(path, methodcaller("write", data))
+) -> None:
+    beside = {layout.patches / name: data for name, data in patches.items()}
+    beside[layout.patches / "series"] = series_text(patches, b"")
+    for path in begin(
+        layout,
+        _HEADER.format(name=layout.name, old=old.name),
+        version=sdist.version,
+        commit=commit,
+        git=old.git,
+        sdist=sdist,
+        contract=old.contract,
+        files=beside,
+    ):
         console.say(f"wrote {path.relative_to(layout.checkout)}")

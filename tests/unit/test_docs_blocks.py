@@ -6,13 +6,17 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
+
+from verify.cli import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -89,6 +93,55 @@ def parse(block: Block) -> None:
 def test_every_block_is_labelled_and_well_formed(block: Block) -> None:
     assert block.label in {"run", "parse", *NEEDS}, f"{block}: label {block.label!r}"
     parse(block)
+
+
+RECIPES = [block for block in BLOCKS if block.page.parent == ROOT / "docs" / "ci"]
+
+
+def scripts(value: object) -> Iterator[str]:
+    """What a pipeline's shells run: GitHub's ``run``, GitLab's ``script``."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("run", "script"):
+                yield "\n".join(inner) if isinstance(inner, list) else inner
+            else:
+                yield from scripts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from scripts(inner)
+
+
+def commands(script: str) -> Iterator[list[str]]:
+    """The simple commands of a shell script, redirections and operators cut off."""
+    for line in script.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";|&><()"):
+                if words:
+                    yield words
+                words = [] if word != ">" else ["#"]
+            else:
+                words.append(word)
+
+
+@pytest.mark.parametrize("block", RECIPES, ids=str)
+def test_recipes_call_what_there_is_and_let_nothing_through_but_zero(block: Block) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    judged = 0
+    for script in scripts(yaml.safe_load(block.text)):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        for words in commands(script):
+            if words[0] == "make":
+                assert words[1] in targets, words
+            elif words[0].endswith("python3") or words[0].endswith("python"):
+                at = next(n for n, each in enumerate(words) if each.endswith(("verify", ".pyz")))
+                parser().parse_args(words[at + 1 :])  # exits when it is not so
+                judged += 1
+    assert judged, "a recipe judges something"
+    assert "continue-on-error" not in block.text
+    assert "allow_failure: true" not in block.text
 
 
 @pytest.mark.parametrize("block", labelled("run"), ids=str)

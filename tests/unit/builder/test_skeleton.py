@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from builder.bundle import OutputError
 from builder.cli import main
+from builder.skeleton import begin
 from builder.target import Layout
 from tests import small_repository
 from tests.small_target import NAME, PLATFORMS, TOUCHED, WHEELS, SmallTarget, release
@@ -123,3 +125,14 @@ def test_a_moved_tag_is_refused(checkout, fork, capsys):
     small_repository.git(repository, "tag", FORK, other)
     assert new(checkout, repository, commit) == 1
     assert f"the tag {FORK} was moved" in capsys.readouterr().err
+
+
+def test_a_target_that_cannot_be_written_leaves_nothing_behind(checkout):
+    layout = Layout(checkout, FORK)
+    blocked = checkout / "blocked"
+    blocked.write_bytes(b"a file")
+    with pytest.raises(OutputError, match="overlay/targets/fork-1"):
+        begin(layout, "# head\n", version="0.28.0", commit="a" * 40, git="https://example.invalid/x",
+              contract={}, files={layout.patches / "series": b"", blocked / "x": b""})  # fmt: skip
+    assert not layout.folder.exists()
+    assert not layout.patches.exists()
