@@ -60,15 +60,20 @@ class SparkCachePromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        classes = {Kind.COUNTER: metric_types[Counter], Kind.GAUGE: metric_types[Gauge]}
-        self._collectors = {
-            metric.name: classes[metric.kind](
+        # Several front-end processes show one engine: its last word counts, not one per process.
+        options = {
+            Kind.COUNTER: (metric_types[Counter], {}),
+            Kind.GAUGE: (metric_types[Gauge], {"multiprocess_mode": "mostrecent"}),
+        }
+        self._collectors = {}
+        for metric in METRICS.values():
+            collector, more = options[metric.kind]
+            self._collectors[metric.name] = collector(
                 name=metric.name,
                 documentation=metric.help,
                 labelnames=[*labelnames, *metric.labels],
+                **more,
             )
-            for metric in METRICS.values()
-        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Record what one step brought."""

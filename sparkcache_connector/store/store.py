@@ -157,6 +157,16 @@ class Store(Closing):
             core.added, core.removed = set(), set()
         return changes
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes allocated on the disk, of every identity; asking never waits for the disk."""
+        return self._core.allocated
+
+    def evictions(self) -> dict[str, int]:
+        """Roots evicted since opening, by reason; asking never waits for the disk."""
+        counted = self._core.counted()
+        return {reason: number for (event, reason), number in counted.items() if event == "evict"}
+
     def stats(self) -> Stats:
         """Return sizes, limits and counters."""
         core = self._core

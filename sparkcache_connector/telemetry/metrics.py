@@ -90,6 +90,12 @@ METRICS: Final[Mapping[str, Metric]] = {
             "Roots withdrawn because not every rank stored them.",
         ),
         Metric(
+            "sparkcache_evictions_total",
+            Kind.COUNTER,
+            "Roots removed from a rank's store, by reason.",
+            ("reason",),
+        ),
+        Metric(
             "sparkcache_proofs_refused_total",
             Kind.COUNTER,
             "Publication attempts that evidence poisoned, by reason.",

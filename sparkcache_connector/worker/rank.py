@@ -78,6 +78,8 @@ class Rank:
         self._refused_blocks: set[int] = set()
         self._refused_publications: list[PublicationReport] = []
         self._failed: list[LoadReport] = []
+        self._told_bytes = -1
+        self._told_evictions: dict[str, int] = {}
         self._capture: CaptureWorker | None = None
         self._restore: RestoreWorker | None = None
         if store is not None:
@@ -155,6 +157,7 @@ class Rank:
                 self._journal.remove(root)
             for root in changes.added:
                 self._journal.add(root)
+            self._tell_store(self._store)
         inventory = self._journal.next_report()
         refused, self._refused_publications = tuple(self._refused_publications), []
         failed, self._failed = tuple(self._failed), []
@@ -174,6 +177,18 @@ class Rank:
             self._capture.close()
         if self._store is not None:
             self._store.close()
+
+    def _tell_store(self, store: Store) -> None:
+        """Count what changed in the store."""
+        if store.allocated_bytes != self._told_bytes:
+            self._told_bytes = store.allocated_bytes
+            self._counts.set("sparkcache_store_bytes", str(self._rank), to=self._told_bytes)
+        evictions = store.evictions()
+        if evictions != self._told_evictions:
+            for reason, number in evictions.items():
+                new = number - self._told_evictions.get(reason, 0)
+                self._counts.add("sparkcache_evictions_total", reason, by=new)
+            self._told_evictions = evictions
 
     def _publish(self, order: PublishOrder, fence: Callable[[], Fence]) -> None:
         if self._capture is None:

@@ -1,6 +1,7 @@
 """What callers of the store may rely on, one behaviour each."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -437,3 +438,18 @@ def test_an_identity_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="identity of 3 bytes"):
         Store.open(tmp_path / "root", identity=b"abc")
     assert len(IDENTITY) == 32
+
+
+def test_sizes_and_evictions_are_known_without_asking_the_disk(tmp_path: Path) -> None:
+    options = Options(high_bytes=256 << 10, workers=1)
+    with open_store(tmp_path, options=options) as store:
+        assert store.evictions() == {}
+        for number in range(12):
+            store.publish(digest(number), 256, [attention([number] * 8)])
+        gone = 12 - len(store.inventory())
+        assert gone > 0
+        assert store.evictions() == {"capacity": gone}
+        # The lock is what the capture's thread holds while the disk is slow.
+        with ThreadPoolExecutor(1) as engine, store._core.lock:
+            answer = engine.submit(lambda: (store.allocated_bytes, store.evictions()))
+            assert answer.result(10) == (store.stats().allocated_bytes, {"capacity": gone})
