@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -402,7 +402,7 @@ class _SchedulerSide:
         pins = getattr(output, "recurrent_boundary_pins", None)
         for serials in (pins or {}).values():
             self._serials.extend(serials)
-        orders, new = self.coordinator.step(_step_input(output))
+        orders, new = self.coordinator.step(_step_input(output, self.coordinator.watched))
         for order in new:
             self._hold(order)
         for line in self.coordinator.take_log():
@@ -443,7 +443,8 @@ class _SchedulerSide:
         self._held[order.number] = blocks
 
 
-def _step_input(output: SchedulerOutput) -> StepInput:
+def _step_input(output: SchedulerOutput, watched: Collection[str]) -> StepInput:
+    """What the coordinator has to know: most requests of most steps only decode."""
     scheduled = output.num_scheduled_tokens
     cached = output.scheduled_cached_reqs
     requests = [
@@ -459,6 +460,7 @@ def _step_input(output: SchedulerOutput) -> StepInput:
         for request, computed, blocks in zip(
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         )
+        if request in watched
     )
     return StepInput(
         requests,

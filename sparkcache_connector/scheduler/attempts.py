@@ -8,7 +8,7 @@ A step that brings neither evidence nor a boundary costs one dictionary lookup.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,6 +74,11 @@ class AttemptTracker:
         self._max_age = max_age
         self._requests: dict[str, _Tracked] = {}
         self._alive = 0
+
+    @property
+    def requests(self) -> Collection[str]:
+        """Requests with attempts that may still publish."""
+        return self._requests.keys()
 
     @property
     def alive(self) -> int:

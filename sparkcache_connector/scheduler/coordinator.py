@@ -9,7 +9,7 @@ blocks, opens a file or reads a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparkcache_connector.config import Config
@@ -76,7 +76,7 @@ class StepInput:
     """One scheduler step.
 
     Attributes:
-        requests: what is computed.
+        requests: what is computed, new requests and watched ones at least.
         preempted: requests that lost their blocks.
         boundary_blocks: the overlay's field, as it came.
         partial_tails: vLLM's own field, as it came.
@@ -369,6 +369,11 @@ class Coordinator:
         """Lines for the operator since the last call."""
         lines, self._pending.log = self._pending.log, []
         return lines
+
+    @property
+    def watched(self) -> Collection[str]:
+        """Requests that a step may bring further; the steps of others need not be told."""
+        return self._tracker.requests
 
     @property
     def has_work(self) -> bool:

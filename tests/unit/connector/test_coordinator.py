@@ -464,3 +464,16 @@ def test_switched_off_engine_offers_and_publishes_nothing_any_more():
     counted = engine.counted()
     assert counted[("sparkcache_switched_off", "restore", "engine_reset")] == 1
     assert counted[("sparkcache_switched_off", "publish", "engine_reset")] == 1
+
+
+@pytest.mark.parametrize("shapes", [DENSE, HYBRID], ids=["dense", "hybrid"])
+def test_only_requests_that_may_still_publish_are_watched(shapes):
+    engine = Engine(shapes, checkpoint_interval_tokens=4_096)
+    engine.holds()
+    engine.add()
+    coordinator = engine.coordinator
+    assert "r" not in coordinator.watched  # a new request is told of in any case
+    engine.step(0, 600, engine.table(1_300))
+    assert "r" in coordinator.watched
+    engine.step(600, 680, None, {"r": [(0, 77, 1_280)]} if shapes is HYBRID else None)
+    assert "r" not in coordinator.watched
