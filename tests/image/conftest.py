@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.image import roots
+from tests.image.tool import Buildah
 from tests.small_checkout import make_checkout
 from tests.small_target import NAME
 
@@ -18,10 +20,6 @@ from tests.small_target import NAME
 @pytest.fixture(scope="session")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with image/, Containerfile and verify.pyz, as ``make image`` leaves them."""
-    if shutil.which("buildah") is None:
-        pytest.skip("buildah is not installed")
-    if os.geteuid():
-        pytest.skip("buildah builds as root here")
     checkout = make_checkout(tmp_path_factory.mktemp("product") / "checkout")
     environment = os.environ | {
         "XDG_CACHE_HOME": str(checkout / "cache"),
@@ -39,3 +37,15 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
             capture_output=True,
         )
     return checkout / "dist" / NAME
+
+
+@pytest.fixture
+def buildah(tmp_path: Path) -> Iterator[Buildah]:
+    if shutil.which("buildah") is None:
+        pytest.skip("buildah is not installed")
+    if os.geteuid():
+        pytest.skip("buildah builds as root here")
+    tool = Buildah(tmp_path)
+    yield tool
+    tool("rm", "--all")
+    tool("rmi", "--all", "--force")

@@ -8,68 +8,24 @@ all, and its root is compared file by file with what buildah itself makes of the
 from __future__ import annotations
 
 import json
-import os
 import py_compile
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.image import roots
+from tests.image.tool import TAG, Buildah
 from tests.small_target import NAME, TOUCHED, SmallTarget
 from tests.unit.verify import small_target as verify_target
-from tests.unit.verify.small_image import Entry, Image, files
+from tests.unit.verify.small_image import Entry, Image, files, folder, hard, link
 from verify.oci.layer import COMPRESSION, Layer
 from verify.oci.layout import Layout
 from verify.oci.merged import MergedRoot
 
 BASE = "cuda-x86_64"
-TAG = "base"
-
-
-class Buildah:
-    """buildah with a store of its own, without privileges beyond root's."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
-        policy = scratch / "policy.json"
-        policy.write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
-        self._policy = f"--signature-policy={policy}"
-        self._front = ["buildah", f"--root={scratch}/root", f"--runroot={scratch}/run",
-                       "--storage-driver=vfs"]  # fmt: skip
-
-    def __call__(
-        self, command: str, *options: str, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        policy = [self._policy] if command in ("build", "push", "from") else []
-        return subprocess.run(
-            [*self._front, command, *policy, *options],
-            cwd=cwd,
-            env=os.environ | {"BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self.scratch)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def build(
-        self, product: Path, base: Path, recipe: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Build the Containerfile of ``product`` on ``base``, as its head says."""
-        return self(
-            "build", f"--build-arg=BASE=oci:{base}:{TAG}", f"--build-arg=LAYER=oci:image:{NAME}",
-            f"--file={recipe or product / 'Containerfile'}", "--tag=gated", ".", cwd=product,
-        )  # fmt: skip
-
-
-@pytest.fixture
-def buildah(tmp_path: Path) -> Iterator[Buildah]:
-    tool = Buildah(tmp_path)
-    yield tool
-    tool("rm", "--all")
-    tool("rmi", "--all", "--force")
 
 
 @pytest.fixture(scope="session")
@@ -86,9 +42,9 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
     source.write_text("stale = True\n")
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     stale = Path(py_compile.compile(str(source), invalidation_mode=mode, doraise=True))
-    folder, _, name = TOUCHED.rpartition("/")
+    package, _, name = TOUCHED.rpartition("/")
     tag = stale.name.split(".")[1]
-    cached = f"{folder}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
+    cached = f"{package}/__pycache__/{name.removesuffix('.py')}.{tag}.pyc"
     script = Entry("usr/local/bin/vllm", verify_target.SCRIPT, 0o755)
     return [*entries, script, Entry(f"{roots.SITE}/{cached}", stale.read_bytes())]
 
@@ -158,6 +114,42 @@ def test_without_the_removal_of_bytecode_the_gate_fails(
     built = buildah.build(product, base, recipe)
     assert built.returncode != 0
     assert "PKG-7" in built.stdout
+
+
+UNUSUAL: list[list[Entry]] = [
+    [
+        folder("a"), Entry("a/one", b"1"), Entry("a/two", b"22"), folder("a/deep"),
+        Entry("a/deep/three", b"333", 0o755), link("to-a", "a"), link("to-nothing", "/nothing"),
+        Entry("file", b"f"), folder("b"), Entry("b/gone", b"x"), Entry("b/kept", b"yy"),
+    ],
+    [
+        Entry("a/.wh.one"), hard("a/again", "a/two"), Entry("a/deep/.wh..wh..opq"),
+        Entry("a/deep/four", b"4444"), folder("to-a"), Entry("to-a/inside", b"i"),
+        folder("file"), Entry("file/inside", b"ii"), Entry("b/.wh.gone"), Entry("c/.wh.never"),
+    ],
+    [
+        Entry("a/two", b"new"), Entry(".wh.to-nothing"), Entry("b", b"no folder any more"),
+        hard("a/third", "a/again"), Entry("./d/e", b"e", 0o600),
+    ],
+]  # fmt: skip
+"""Whiteouts, opaque folders, hard links across layers, and kinds that replace each other."""
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_unusual_layers_become_the_root_that_buildah_makes_of_them(
+    buildah: Buildah, tmp_path: Path, packed: bool
+) -> None:
+    place = tmp_path / "unusual"
+    Image([list(each) for each in UNUSUAL], tags=(TAG,), gzip=packed).write(place)
+    made = buildah("from", f"oci:{place}:{TAG}")
+    assert made.returncode == 0, made.stderr
+    root = Path(buildah("mount", made.stdout.strip()).stdout.strip())
+    found = unpacked(root)
+    assert merged(Layout(place)) == found
+    assert found["a/again"] == found["a/third"] == (0o644, 2)
+    assert set(found) == {
+        "a/two", "a/again", "a/third", "a/deep/four", "to-a/inside", "file/inside", "b", "d/e",
+    }  # fmt: skip
 
 
 def merged(layout: Layout) -> dict[str, object]:

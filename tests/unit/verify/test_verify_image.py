@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gzip
 import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.verify import small_image, small_target
 from tests.unit.verify.small_image import (
@@ -25,11 +29,14 @@ from tests.unit.verify.small_image import (
     tarred,
 )
 from verify.catalogue import CHECKS
+from verify.checks.attestation import Demands
 from verify.cli import main
+from verify.digest import quiet
 from verify.errors import ConfigError
 from verify.judges.case import Options
 from verify.judges.image import judge_image
 from verify.oci import layer as layers
+from verify.oci.merged import MergedRoot
 from verify.report import Report, Status
 
 Change = Callable[[Image], object]
@@ -492,8 +499,6 @@ def test_files_of_a_large_gzip_layer_are_found_from_states_on_the_way(
 
 
 def test_a_gzip_layer_of_several_members_is_one_stream(tmp_path: Path) -> None:
-    import gzip
-
     plain = tarred([Entry("a", b"1" * 5000), Entry("b", b"2" * 5000)])
     packed = b"".join(gzip.compress(plain[at : at + 700]) for at in range(0, len(plain), 700))
     (tmp_path / "layer").write_bytes(packed)
@@ -503,6 +508,40 @@ def test_a_gzip_layer_of_several_members_is_one_stream(tmp_path: Path) -> None:
         assert layer.sha256 == small_target.sha256(packed)
         for entry, data in zip(reversed(entries), (b"2" * 5000, b"1" * 5000), strict=True):
             assert b"".join(layer.chunks(entry.name, entry.offset, entry.size)) == data
+
+
+@given(
+    st.integers(0, 2),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=12)), max_size=6),
+    st.integers(0, 4096),
+)
+def test_no_bytes_of_a_layer_crash_the_judge(
+    tmp_path_factory: pytest.TempPathFactory,
+    number: int,
+    packed: bool,
+    changes: list[tuple[int, bytes]],
+    cut_off: int,
+) -> None:
+    """Whatever a layer holds, it is listed, laid over and read, or refused as damaged."""
+    image = small_image.whole()
+    data = bytearray(tarred(image.layers[number]))
+    for at, new in changes:
+        at %= len(data)
+        data[at : at + len(new)] = new
+    plain = bytes(data[: len(data) - cut_off])
+    file = tmp_path_factory.mktemp("layer") / "blob"
+    file.write_bytes(gzip.compress(plain) if packed else plain)
+    root = MergedRoot()
+    with layers.Layer(file, "gzip" if packed else "none") as layer:
+        with contextlib.suppress(layers.DamagedError):
+            root.apply(layer, list(layer.entries()))
+        holder = root.hold(Path("/"))
+        holder.digests(holder.items.keys(), quiet)
+        for path, _ in root.walk():
+            root.real(Path("/", path))
+            root.is_dir(Path("/", path, ".."))
+    assert len(layer.sha256) == 64
 
 
 def test_site_chooses_among_several_and_must_be_one(tmp_path: Path, home: Path) -> None:
@@ -557,8 +596,6 @@ def test_a_layout_with_one_image_needs_no_tag(tmp_path: Path, home: Path) -> Non
 def test_required_attestations_that_an_image_lacks_leave_it_undecided(
     tmp_path: Path, home: Path
 ) -> None:
-    from verify.checks.attestation import Demands
-
     image = small_image.whole()
     drop(OURS, SHARE)(image)
     demands = Demands(required=True)
