@@ -49,12 +49,16 @@ build: $(TOOLS) ## the patched vLLM's bundle, judged, in dist/; BASE=cpu-x86_64,
 	@$(PY) -m builder build --target $(TARGET) --base $(BASE)
 
 .PHONY: verify
-verify: $(TOOLS) ## judge the bundles that make build made, by this checkout's pins
+verify: $(TOOLS) ## judge what make build and make image made, by this checkout's pins
 	@receipts=$$(ls dist/$(TARGET)/*/receipt.json 2>/dev/null) || \
 	  { echo "verify: expected a bundle below dist/$(TARGET), found none; run make build first" >&2; exit 3; }; \
 	worst=0; for receipt in $$receipts; do \
 	  echo "verify: $$(dirname $$receipt)"; $(PY) -m verify bundle $$(dirname $$receipt) || worst=$$?; \
-	done; exit $$worst
+	done; \
+	if [ -e dist/$(TARGET)/image ]; then \
+	  echo "verify: dist/$(TARGET)/image"; \
+	  $(PY) -m verify image dist/$(TARGET)/image:$(TARGET) --layer || worst=$$?; \
+	fi; exit $$worst
 
 .PHONY: reproduce
 reproduce: $(TOOLS) ## two builds under different conditions, compared byte for byte
@@ -68,6 +72,11 @@ SITE ?= /usr/local/lib/python3.12/dist-packages
 image: $(TOOLS) ## an OCI image layout that goes over a vLLM image, in dist/
 	@$(PY) -m builder build --target $(TARGET) --base cuda-$(ARCH)
 	@$(PY) -m builder image --target $(TARGET) --arch $(ARCH) --site $(SITE) --base-image "$(BASE_IMAGE)"
+
+.PHONY: image-check
+image-check: $(TOOLS) ## build images with the layer, also on Debian with the published release (buildah, debootstrap; minutes)
+	@$(PY) -m builder build --target $(TARGET) --base cuda-$(shell uname -m)
+	@$(PY) -m pytest -q tests/image
 
 .PHONY: engine
 engine: $(TOOLS) ## the engine environments: .engine/stock (published vLLM) and .engine/patched (our wheel)
