@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from builder.composed import TargetStateError, check_target, compose_pinned
 from builder.connector_wheel import read_source
 from builder.console import Console
 from builder.errors import BuildError
+from builder.native_pins import Natives
 from builder.package import CONTRACT, Packaged, Recipe, package
 from builder.pinned import Pinned, PinnedFile
 from builder.prove import fetch_release
@@ -40,6 +42,7 @@ from builder.source_sdist import SdistSource
 from builder.source_wheel import WheelSource
 from builder.target import IndexFile, Layout
 from verify import strictjson
+from verify.natives import NativePins
 
 SOURCES = ("wheel", "sdist", "git")
 CONNECTOR_SCHEMA = "sparkcache.connector/v1"
@@ -74,27 +77,44 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckoutJudge:
-    """``python -m verify bundle``, run from the checkout, whose pins are its anchor."""
+    """``python -m verify bundle``, run from the checkout, whose pins are its anchor.
+
+    ``connector`` is the ``connector.json`` to judge the connector by, when the checkout does
+    not know all of it: kernels of a compiler that is not pinned.
+    """
 
     checkout: Path
     target: str
+    connector: bytes | None = None
 
     def __call__(self, folder: Path, name: str) -> None:
         """Run the judge on ``folder``; ``name`` is what messages call it."""
         command = [sys.executable, "-m", "verify", "bundle", str(folder), "--target", self.target]
-        done = subprocess.run(
-            command,
-            cwd=self.checkout,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as scratch:
+            if self.connector is not None:
+                given = Path(scratch) / "connector.json"
+                given.write_bytes(self.connector)
+                command += ["--connector", str(given)]
+            done = subprocess.run(
+                command,
+                cwd=self.checkout,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
         if done.returncode:
             raise JudgementError(name, done.returncode, done.stdout)
 
 
-def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Acquirer) -> Recipe:
+def prepare(
+    layout: Layout,
+    pinned: Pinned,
+    base: str,
+    source: str,
+    acquirer: Acquirer,
+    native: Natives | None = None,
+) -> Recipe:
     """Return the recipe of one bundle.
 
     Args:
@@ -103,6 +123,8 @@ def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Ac
         base: one of ``pinned.bases``.
         source: where the release's files are read from, one of :data:`SOURCES`.
         acquirer: gets files from cache and index.
+        native: the native library for the base's architecture; without it the connector runs
+            anywhere.
 
     Raises:
         BuildError: naming what differs from the pins, and what to do.
@@ -136,6 +158,7 @@ def prepare(layout: Layout, pinned: Pinned, base: str, source: str, acquirer: Ac
         patches={each.name: each.data for each in checked.series.patches},
         contract=checked.contract,
         git=checked.target.git,
+        native=native.members() if native is not None else {},
     )
 
 
@@ -161,15 +184,14 @@ def build(
     return packaged
 
 
-def write_judge(layout: Layout, pinned: Pinned, out: Path) -> Path:
-    """Write ``out/<target>/verify.pyz`` with the pins of this checkout inside.
+def connector_json(layout: Layout, pinned: Pinned, native: NativePins | None) -> bytes:
+    """Return what the judge needs to know of the connector; ``native`` is None without csrc.
 
     Raises:
-        BuildError: when the judge's source is unusable or the file cannot be written.
+        ConnectorError: when the connector's source is not what can be shipped.
     """
     connector = read_source(layout.checkout)
-    pins = target_files(layout.checkout, layout.name)
-    pins["connector.json"] = strictjson.dump(
+    return strictjson.dump(
         {
             "schema": CONNECTOR_SCHEMA,
             "version": connector.version,
@@ -178,8 +200,23 @@ def write_judge(layout: Layout, pinned: Pinned, out: Path) -> Path:
                 for path, file in connector.files.items()
             },
             "generated": {CONTRACT: pinned.contract_sha256},
+            "native": native.json() if native is not None else None,
         }
     )
+
+
+def write_judge(
+    layout: Layout, pinned: Pinned, out: Path, native: NativePins | None = None
+) -> Path:
+    """Write ``out/<target>/verify.pyz`` with the pins of this checkout inside.
+
+    ``native`` are the native library's pins, with kernels that only this build knows.
+
+    Raises:
+        BuildError: when the judge's source is unusable or the file cannot be written.
+    """
+    pins = target_files(layout.checkout, layout.name)
+    pins["connector.json"] = connector_json(layout, pinned, native)
     source = judge_source(layout.checkout)
     final = out / layout.name / PYZ
     write_file(final, lambda sink: write_pyz(sink, source, pins), mode=0o755)

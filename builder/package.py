@@ -59,6 +59,11 @@ class PinMismatchError(BuildError):
         )
 
 
+def architecture(base: str) -> str:
+    """Return the machine that a base is for: ``x86_64`` or ``aarch64``."""
+    return base.rpartition("-")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that one bundle is made of.
@@ -80,11 +85,6 @@ class Recipe:
     contract: bytes
     git: str
     native: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def architecture(self) -> str:
-        """The machine that the base is for: ``x86_64`` or ``aarch64``."""
-        return self.base.rpartition("-")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _connector(recipe: Recipe, stage: Staging) -> ConnectorFacts:
         recipe.checkout,
         source,
         generated,
-        architecture=recipe.architecture if recipe.native else None,
+        architecture=architecture(recipe.base) if recipe.native else None,
     )
     stage.stream(wheel.filename, wheel.write)
     return ConnectorFacts(

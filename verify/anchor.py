@@ -20,12 +20,14 @@ from pathlib import Path
 from verify import strictjson
 from verify.errors import ConfigError, FormatError
 from verify.manifest import is_deployable, path_problem
+from verify.natives import NativePins
 from verify.pins import Pins
 from verify.strictjson import Json, Record
 
 CONNECTOR_SCHEMA = "sparkcache.connector/v1"
 EMBEDDED = "_pins"
 PACKAGE = "sparkcache_connector"
+NATIVE_PINS = "csrc/pins.json"
 
 _VERSION = re.compile(rb"""^__version__ *= *["']([^"'\n]+)["']""", re.MULTILINE)
 _SHA256 = re.compile(r"sha256:([0-9a-f]{64})\Z")
@@ -43,12 +45,14 @@ class Origin(enum.StrEnum):
 class ConnectorAnchor:
     """What the connector is made from: its version, and the SHA-256 of each source file.
 
-    ``generated`` are the files that a build adds and that are known beforehand.
+    ``generated`` are files that a build adds and that are known beforehand; ``native`` the
+    native library that wheels for one architecture carry, None where there is none.
     """
 
     version: str
     files: Mapping[str, str]
     generated: Mapping[str, str]
+    native: NativePins | None
 
     @classmethod
     def parse(cls, data: bytes, what: str) -> ConnectorAnchor:
@@ -60,10 +64,12 @@ class ConnectorAnchor:
         top = Record(strictjson.parse(data, what), what)
         top.expect("schema", CONNECTOR_SCHEMA)
         files, generated = top.record("files"), top.record("generated")
+        native = top.record_or_null("native")
         value = cls(
             top.text("version"),
             {path: files.sha256(path) for path in files},
             {path: generated.sha256(path) for path in generated},
+            None if native is None else NativePins.take(native),
         )
         for part in (files, generated, top):
             part.done()
@@ -140,7 +146,7 @@ def find(
             Origin.CHECKOUT,
             folders / name,
             root / "patches" / name,
-            _source_of(root / PACKAGE),
+            _source_of(root),
             str(root),
             required,
             _within(root, subject),
@@ -172,7 +178,7 @@ def _given(file: Path, target: str | None, subject: Sequence[Path]) -> Anchor:
     if folder.parent.name == "targets" and folder.parent.parent.name == "overlay":
         root = folder.parent.parent.parent
         patches = root / "patches" / folder.name
-        source = _source_of(root / PACKAGE)
+        source = _source_of(root)
     anchor = _load(
         Origin.GIVEN, folder, patches, source, str(file), None, _within(folder, subject), file
     )
@@ -251,8 +257,9 @@ def _within(place: Path, subject: Sequence[Path]) -> bool:
     return any(place.is_relative_to(each.resolve()) for each in subject)
 
 
-def _source_of(folder: Path) -> ConnectorAnchor | None:
-    """Digest the connector's source in a checkout; None when it is not there."""
+def _source_of(root: Path) -> ConnectorAnchor | None:
+    """Digest the connector's source in the checkout ``root``; None when it is not there."""
+    folder = root / PACKAGE
     version_file = _read(folder / "__init__.py")
     match = None if version_file is None else _VERSION.search(version_file)
     if match is None:
@@ -262,7 +269,14 @@ def _source_of(folder: Path) -> ConnectorAnchor | None:
         path = file.relative_to(folder.parent).as_posix()
         if is_deployable(path) and file.is_file() and not file.is_symlink():
             digests[path] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return ConnectorAnchor(match[1].decode("utf-8", "replace"), digests, {})
+    native_file = root / NATIVE_PINS
+    native = _read(native_file)
+    return ConnectorAnchor(
+        match[1].decode("utf-8", "replace"),
+        digests,
+        {},
+        None if native is None else NativePins.parse(native, str(native_file)),
+    )
 
 
 def _read(file: Traversable) -> bytes | None:

@@ -3,6 +3,9 @@
 Run it after any change of patches, modules or target.yaml, and commit what it writes.
 --check generates them in memory and compares: exit code 1 names every file that is stale.
 
+`pin native` compiles the native library for both architectures, and its kernels where nvcc is,
+and writes csrc/pins.json. Run it after any change of csrc or of the compiler.
+
 `pin prove` fetches the target's exact commit from its git repository, stores the raw commit
 and root tree beside the pins, and marks the commit as proven: from then on anyone can check
 without git and without the network that the release is that commit's.
@@ -18,9 +21,11 @@ from builder.acquire import Acquirer
 from builder.bundle import write_file
 from builder.console import Console
 from builder.inputs import add_target_arguments, obtain, obtain_release, pinned_digests
+from builder.native_pins import pin_natives, read_native_pins
 from builder.pin import Inputs, make_pins
 from builder.prove import prove
 from builder.target import Layout
+from verify.anchor import NATIVE_PINS
 
 NAME = "pin"
 HELP = "generate pins, contract and manifests, or check them"
@@ -29,7 +34,10 @@ HELP = "generate pins, contract and manifests, or check them"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "action", nargs="?", choices=("prove",), help="prove: add the commit's raw objects"
+        "action",
+        nargs="?",
+        choices=("native", "prove"),
+        help="native: pin the native library; prove: add the commit's raw objects",
     )
     add_target_arguments(parser)
     parser.add_argument(
@@ -46,6 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Generate and write, or compare."""
+    if args.action == "native":
+        return _pin_native(args.checkout, args.check, console)
     layout = Layout.open(args.checkout, args.target)
     target = layout.read_target()
     if args.action == "prove":
@@ -93,4 +103,21 @@ def run(args: argparse.Namespace, console: Console) -> int:
         path.unlink()
         print(f"removed {path.relative_to(layout.checkout)}")
     console.say(f"builder pin: {target.name}: {len(stale)} of {len(generated)} files changed")
+    return 0
+
+
+def _pin_native(checkout: Path, check: bool, console: Console) -> int:
+    """Build the native library, and write its pins or compare them."""
+    path = checkout / NATIVE_PINS
+    console.say("builder pin: compiling the placement library for every architecture")
+    generated = pin_natives(read_native_pins(checkout) if path.is_file() else None)
+    if path.is_file() and path.read_bytes() == generated:
+        console.say(f"builder pin: {NATIVE_PINS} is as generated")
+        return 0
+    if check:
+        print(f"stale: {NATIVE_PINS}")
+        console.say("builder pin: run `python -m builder pin native` and commit what it changes")
+        return 1
+    write_file(path, methodcaller("write", generated))
+    print(f"wrote {NATIVE_PINS}")
     return 0

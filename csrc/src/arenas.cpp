@@ -2,15 +2,12 @@
 #include "arenas.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "status.h"
 
 namespace sparkcache {
 namespace {
-
-using namespace std::chrono_literals;
 
 /// Far enough away to be never, near enough not to overflow the clock.
 constexpr std::uint64_t kNever = std::uint64_t{365} * 24 * 3600 * 1'000'000'000;
@@ -19,21 +16,20 @@ constexpr std::uint64_t kNever = std::uint64_t{365} * 24 * 3600 * 1'000'000'000;
 /// nearly done, then long enough to cost nothing.
 class Backoff {
 public:
-    std::chrono::microseconds next() {
-        const auto now = pause_;
-        pause_ = std::min<std::chrono::microseconds>(pause_ * 2, 500us);
+    /// Nanoseconds.
+    std::uint64_t next() {
+        const std::uint64_t now = pause_;
+        pause_ = std::min<std::uint64_t>(pause_ * 2, 500'000);
         return now;
     }
 
 private:
-    std::chrono::microseconds pause_{10};
+    std::uint64_t pause_ = 10'000;
 };
 
 }  // namespace
 
-Deadline::Deadline(std::uint64_t timeout_ns)
-    : at_(std::chrono::steady_clock::now() +
-          std::chrono::nanoseconds(std::min(timeout_ns, kNever))) {}
+Deadline::Deadline(std::uint64_t timeout_ns) : at_(now_ns() + std::min(timeout_ns, kNever)) {}
 
 Work::State await(Work& work, const Deadline& deadline) {
     Backoff backoff;
@@ -42,13 +38,13 @@ Work::State await(Work& work, const Deadline& deadline) {
         if (state != Work::State::running || deadline.passed()) {
             return state;
         }
-        std::this_thread::sleep_for(backoff.next());
+        sleep_ns(backoff.next());
     }
 }
 
 std::size_t ArenaPool::acquire(const void* borrower, const Deadline& deadline) {
     Backoff backoff;
-    std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     for (;;) {
         bool in_flight = false;
         for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -70,16 +66,13 @@ std::size_t ArenaPool::acquire(const void* borrower, const Deadline& deadline) {
                  slots_.size());
         }
         // Work on a device ends without a notification, so look again soon.
-        const auto until = in_flight
-                               ? std::min(deadline.at(),
-                                          std::chrono::steady_clock::now() + backoff.next())
-                               : deadline.at();
-        returned_.wait_until(lock, until);
+        returned_.wait_until(mutex_, in_flight ? std::min(deadline.at(), now_ns() + backoff.next())
+                                               : deadline.at());
     }
 }
 
 void ArenaPool::require_lent(std::size_t index, const void* borrower) const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (index >= slots_.size() || slots_[index].borrower != borrower) {
         fail(SPARKCACHE_INVALID_STATE,
              "arena %zu is not lent to this transaction; acquire one and use it once", index);
@@ -88,7 +81,7 @@ void ArenaPool::require_lent(std::size_t index, const void* borrower) const {
 
 void ArenaPool::give_back(std::size_t index, std::shared_ptr<Work> work) {
     {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         slots_[index] = {nullptr, std::move(work)};
     }
     returned_.notify_one();
@@ -96,7 +89,7 @@ void ArenaPool::give_back(std::size_t index, std::shared_ptr<Work> work) {
 
 void ArenaPool::give_back_all(const void* borrower) {
     {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         for (Slot& slot : slots_) {
             if (slot.borrower == borrower) {
                 slot = {};

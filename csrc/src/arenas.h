@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "backend.h"
+#include "sync.h"
 
 namespace sparkcache {
 
@@ -16,11 +14,11 @@ namespace sparkcache {
 class Deadline {
 public:
     explicit Deadline(std::uint64_t timeout_ns);
-    [[nodiscard]] bool passed() const { return std::chrono::steady_clock::now() >= at_; }
-    [[nodiscard]] std::chrono::steady_clock::time_point at() const noexcept { return at_; }
+    [[nodiscard]] bool passed() const { return now_ns() >= at_; }
+    [[nodiscard]] std::uint64_t at() const noexcept { return at_; }
 
 private:
-    std::chrono::steady_clock::time_point at_;
+    std::uint64_t at_;  ///< nanoseconds of the monotonic clock
 };
 
 /// Look at work until it is no longer running; returns `running` only when the deadline passed.
@@ -50,8 +48,8 @@ private:
         std::shared_ptr<Work> work;
     };
 
-    mutable std::mutex mutex_;
-    std::condition_variable returned_;
+    mutable Mutex mutex_;
+    Condition returned_;
     std::vector<Slot> slots_;
 };
 

@@ -86,7 +86,7 @@ public:
         : context_(std::move(context)), event_(event), tile_error_(tile_error) {}
 
     State poll() noexcept override {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         if (state_ != State::running) {
             return state_;
         }
@@ -125,7 +125,7 @@ public:
     [[nodiscard]] const char* failure() const noexcept override { return failure_.what(); }
 
     void order(std::uint64_t stream) override {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         if (state_ == State::running) {
             const DeviceContext::Scope scope(*context_);
             SPARKCACHE_CUDA_TRY(context_->driver(),
@@ -139,7 +139,7 @@ private:
     std::shared_ptr<DeviceContext> context_;
     Event event_;
     const volatile std::uint32_t* tile_error_;
-    std::mutex mutex_;
+    Mutex mutex_;
     int failed_looks_ = 0;
     State state_ = State::running;
     Error failure_{SPARKCACHE_OK, ""};

@@ -3,8 +3,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
 #include "backend.h"

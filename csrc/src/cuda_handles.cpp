@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_handles.h"
 
+#include <cstdio>
+
 #include "status.h"
 
 namespace sparkcache::cuda {
@@ -21,21 +23,17 @@ int DeviceContext::attribute(int which) const {
 }
 
 void DeviceContext::mark_failed(const char* message) noexcept {
-    try {
-        const std::lock_guard lock(mutex_);
-        if (failure_.empty()) {
-            failure_ = message;
-        }
-    } catch (const std::exception&) {
-        // Not even memory for a message: the next driver call fails by itself.
+    const Lock lock(mutex_);
+    if (failure_[0] == '\0') {
+        std::snprintf(failure_, sizeof failure_, "%s", message);
     }
 }
 
 void DeviceContext::require_alive() const {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) {
+    const Lock lock(mutex_);
+    if (failure_[0] != '\0') {
         fail(SPARKCACHE_DEVICE, "device %d failed earlier: %s; restart the engine", ordinal_,
-             failure_.c_str());
+             failure_);
     }
 }
 

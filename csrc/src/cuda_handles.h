@@ -2,11 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
-#include <string>
 #include <utility>
 
 #include "cuda_driver.h"
+#include "sparkcache_placement.h"
+#include "sync.h"
 
 namespace sparkcache::cuda {
 
@@ -45,8 +45,8 @@ private:
     int ordinal_;
     Device device_ = 0;
     Context context_ = nullptr;
-    mutable std::mutex mutex_;
-    std::string failure_;
+    mutable Mutex mutex_;
+    char failure_[SPARKCACHE_MESSAGE_BYTES] = "";
 };
 
 /// Owns one driver object; `Free` is the entry point that frees it. The context must be current

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "host_copy.h"
@@ -77,24 +78,23 @@ HostArena::~HostArena() {
 }
 
 CopyThreads::CopyThreads(unsigned threads) {
+    threads_.reserve(threads);
     try {
         for (unsigned i = 1; i < threads; ++i) {
             threads_.emplace_back([this] { serve(); });
         }
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
         // Fewer threads copy as well, only slower; the caller alone always suffices.
     }
 }
 
 CopyThreads::~CopyThreads() {
     {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         stopping_ = true;
     }
     wake_.notify_all();
-    for (std::thread& thread : threads_) {
-        thread.join();
-    }
+    threads_.clear();  // joins them
 }
 
 void CopyThreads::run(std::span<const Move> moves, std::byte* buffer, Direction direction) {
@@ -102,8 +102,9 @@ void CopyThreads::run(std::span<const Move> moves, std::byte* buffer, Direction 
     for (const Move& move : moves) {
         total += move.length;
     }
-    std::unique_lock busy(busy_, std::defer_lock);
-    if (threads_.empty() || total < kShareBytes || !busy.try_lock()) {
+    const bool alone = threads_.empty() || total < kShareBytes;
+    const TryLock busy(busy_, !alone);
+    if (!busy.held()) {
         for (const Move& move : moves) {
             copy_part(move, 0, move.length, buffer, direction, total >= kStreamBytes);
         }
@@ -112,15 +113,17 @@ void CopyThreads::run(std::span<const Move> moves, std::byte* buffer, Direction 
     }
     Job job{moves, buffer, direction, total};
     {
-        const std::lock_guard lock(mutex_);
+        const Lock lock(mutex_);
         job_ = &job;
         ++round_;
     }
     wake_.notify_all();
     work(job);
-    std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     job_ = nullptr;
-    idle_.wait(lock, [this] { return working_ == 0; });
+    while (working_ != 0) {
+        idle_.wait(mutex_);
+    }
 }
 
 void CopyThreads::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -161,18 +164,21 @@ void CopyThreads::work(Job& job) {
 
 void CopyThreads::serve() {
     std::uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
+    mutex_.lock();
     for (;;) {
-        wake_.wait(lock, [&] { return stopping_ || (job_ != nullptr && round_ != seen); });
+        while (!stopping_ && (job_ == nullptr || round_ == seen)) {
+            wake_.wait(mutex_);
+        }
         if (stopping_) {
+            mutex_.unlock();
             return;
         }
         seen = round_;
         Job& job = *job_;
         ++working_;
-        lock.unlock();
+        mutex_.unlock();
         work(job);
-        lock.lock();
+        mutex_.lock();
         if (--working_ == 0) {
             idle_.notify_all();
         }

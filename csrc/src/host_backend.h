@@ -2,12 +2,10 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "backend.h"
+#include "sync.h"
 
 namespace sparkcache {
 
@@ -58,15 +56,15 @@ private:
     static void work(Job& job);
     void serve();
 
-    std::mutex busy_;  ///< held by the caller whose job the workers do
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    std::condition_variable idle_;
+    Mutex busy_;  ///< held by the caller whose job the workers do
+    Mutex mutex_;
+    Condition wake_;
+    Condition idle_;
     Job* job_ = nullptr;
     std::uint64_t round_ = 0;
     unsigned working_ = 0;
     bool stopping_ = false;
-    std::vector<std::thread> threads_;
+    std::vector<Thread> threads_;
 };
 
 /// Pages in host memory: everything is done when the call returns.

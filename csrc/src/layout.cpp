@@ -227,7 +227,8 @@ void Layout::find_shared_bytes() {
     }
 
     for (Group& group : groups_) {
-        std::sort(group.same_block.begin(), group.same_block.end());
+        std::sort(group.same_block.begin(), group.same_block.end(),
+                  [](std::uint32_t a, std::uint32_t b) { return a < b; });
         group.same_block.erase(std::unique(group.same_block.begin(), group.same_block.end()),
                                group.same_block.end());
     }

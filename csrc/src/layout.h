@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "sparkcache_placement.h"
@@ -56,7 +56,7 @@ private:
     void find_shared_bytes();
 
     std::vector<Group> groups_;
-    std::unordered_map<std::uint32_t, std::size_t> index_;
+    std::map<std::uint32_t, std::size_t> index_;
     std::uint64_t largest_page_ = 0;
     bool compare_addresses_ = false;
 };

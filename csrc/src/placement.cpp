@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "cuda_backend.h"
@@ -26,7 +25,7 @@ unsigned thread_count(std::uint32_t wanted) {
     if (wanted != 0) {
         return wanted;
     }
-    return std::clamp(std::thread::hardware_concurrency(), 1u, kDefaultThreads);
+    return std::clamp(processors(), 1u, kDefaultThreads);
 }
 
 std::unique_ptr<Backend> make_backend(const sparkcache_config& config) {

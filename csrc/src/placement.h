@@ -4,10 +4,10 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "arenas.h"
@@ -115,8 +115,8 @@ private:
     std::vector<Digest> digests_;
     std::shared_ptr<Fence> after_;
     std::vector<std::shared_ptr<Work>> works_;
-    std::unordered_map<std::uint64_t, std::shared_ptr<Work>> gathered_;  ///< by arena
-    std::vector<Move> moves_;                                            ///< reused
+    std::map<std::uint64_t, std::shared_ptr<Work>> gathered_;  ///< by arena
+    std::vector<Move> moves_;                                  ///< reused
     std::uint64_t bytes_ = 0;
     bool broken_ = false;  ///< the ledger is ahead of what was written
     bool closed_ = false;

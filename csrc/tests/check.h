@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// As much of a test framework as these tests need.
+// As much of a test framework as these tests need, and no more of the C++ runtime than the library.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "sparkcache_placement.h"
@@ -16,7 +15,7 @@ namespace check {
 
 struct Test {
     const char* name;
-    std::function<void()> body;
+    void (*body)();
 };
 
 inline std::vector<Test>& tests() {
@@ -25,19 +24,26 @@ inline std::vector<Test>& tests() {
 }
 
 struct Register {
-    Register(const char* name, std::function<void()> body) {
-        tests().push_back({name, std::move(body)});
-    }
+    Register(const char* name, void (*body)()) { tests().push_back({name, body}); }
 };
 
-inline std::string last_error() {
-    char message[SPARKCACHE_MESSAGE_BYTES];
+/// This thread's last error, until it asks again.
+inline std::string_view last_error() {
+    static thread_local char message[SPARKCACHE_MESSAGE_BYTES];
     sparkcache_last_error(message, sizeof message);
     return message;
 }
 
-[[noreturn]] inline void failed(const char* file, int line, const std::string& what) {
-    std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+[[noreturn]] inline void failed(const char* file, int line, const char* what) {
+    std::fprintf(stderr, "%s:%d: %s\n", file, line, what);
+    std::exit(1);
+}
+
+[[noreturn]] inline void failed_status(const char* file, int line, const char* call,
+                                       sparkcache_status found, sparkcache_status expected) {
+    std::fprintf(stderr, "%s:%d: %s is %s, expected %s: %s\n", file, line, call,
+                 sparkcache_status_name(found), sparkcache_status_name(expected),
+                 last_error().data());
     std::exit(1);
 }
 
@@ -81,10 +87,7 @@ private:
     do {                                                                                   \
         const sparkcache_status check_status = (call);                                     \
         if (check_status != (expected)) {                                                  \
-            check::failed(__FILE__, __LINE__,                                              \
-                          std::string(#call) + " is " +                                    \
-                              sparkcache_status_name(check_status) + ", expected " +       \
-                              sparkcache_status_name(expected) + ": " + check::last_error()); \
+            check::failed_status(__FILE__, __LINE__, #call, check_status, expected);        \
         }                                                                                  \
     } while (false)
 

@@ -170,7 +170,7 @@ TEST(cuda_0_a_driver_that_does_not_start_is_tried_again) {
     sparkcache_placement* placement = nullptr;
     fake_cuda_fail(1, 100, 0);
     CHECK_STATUS(sparkcache_create(&config, &placement), SPARKCACHE_UNSUPPORTED);
-    CHECK(last_error().find("CUDA_ERROR_NO_DEVICE") != std::string::npos);
+    CHECK(last_error().find("CUDA_ERROR_NO_DEVICE") != std::string_view::npos);
     CHECK(fake_cuda_live() == 0);
     CHECK_OK(sparkcache_create(&config, &placement));
     CHECK_OK(sparkcache_destroy(placement));
@@ -389,7 +389,7 @@ TEST(cuda_refuses_the_wrong_device_and_a_fatbin_that_is_none) {
     fake_cuda_adopt(rig.slabs[0].data(), rig.slabs[0].size(), 0);
     fake_cuda_adopt(rig.slabs[1].data(), rig.slabs[1].size(), 1);
     CHECK_STATUS(rig.describe(placement), SPARKCACHE_INVALID_ARGUMENT);
-    CHECK(last_error().find("device 1") != std::string::npos);
+    CHECK(last_error().find("device 1") != std::string_view::npos);
     adopt(rig);
     CHECK_OK(rig.describe(placement));
     CHECK_OK(sparkcache_destroy(placement));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
-#include <string>
-#include <thread>
+#include <string_view>
 
+#include "../src/sync.h"
 #include "rig.h"
 
 using namespace check;
@@ -62,7 +62,7 @@ TEST(host_transactions_in_parallel_share_two_arenas) {
     Rig rig(1);
     sparkcache_placement* const placement = rig.open(host_config());
     const Closer closer{placement};
-    std::vector<std::thread> threads;
+    std::vector<sparkcache::Thread> threads;
     for (std::uint64_t t = 0; t < 2; ++t) {
         threads.emplace_back([&, t] {
             for (int round = 0; round < 20; ++round) {
@@ -76,9 +76,7 @@ TEST(host_transactions_in_parallel_share_two_arenas) {
             }
         });
     }
-    for (std::thread& thread : threads) {
-        thread.join();
-    }
+    threads.clear();  // joins them
     sparkcache_stats stats{};
     CHECK_OK(sparkcache_get_stats(placement, &stats));
     CHECK(stats.transactions_finished == 160);
@@ -106,7 +104,7 @@ TEST(host_large_copies_are_shared_and_exact) {
     const Closer closer{placement};
     CHECK_OK(sparkcache_describe(placement, &layer, 1, &extent, 1));
 
-    std::vector<std::thread> threads;
+    std::vector<sparkcache::Thread> threads;
     std::atomic<std::uint64_t> wrong{0};
     for (std::uint64_t half = 0; half < 2; ++half) {
         threads.emplace_back([&, half] {
@@ -138,9 +136,7 @@ TEST(host_large_copies_are_shared_and_exact) {
             }
         });
     }
-    for (std::thread& thread : threads) {
-        thread.join();
-    }
+    threads.clear();  // joins them
     CHECK(wrong == 0);
     // Block 0 and the padding around every page are as they were.
     for (std::uint64_t i = 0; i < memory.size(); ++i) {
@@ -196,7 +192,7 @@ TEST(abi_refuses_what_cannot_be) {
     char tiny[4];
     CHECK(sparkcache_last_error(tiny, sizeof tiny) > 3);
     CHECK(tiny[3] == '\0');
-    CHECK(std::string(sparkcache_status_name(77)) == "an unknown status");
+    CHECK(std::string_view(sparkcache_status_name(77)) == "an unknown status");
 }
 
 TEST(abi_refuses_layouts_that_cannot_be) {
@@ -247,7 +243,7 @@ TEST(abi_handles_are_not_interchangeable) {
     sparkcache_arena arena{};
     const sparkcache_verified_page verified{};
     CHECK_STATUS(sparkcache_restore_acquire(restore, 0, &arena), SPARKCACHE_INVALID_ARGUMENT);
-    CHECK(last_error().find("a page placement, expected a direct restore") != std::string::npos);
+    CHECK(last_error().find("a page placement, expected a direct restore") != std::string_view::npos);
     CHECK_STATUS(sparkcache_restore_submit(restore, 0, &verified, 1), SPARKCACHE_INVALID_ARGUMENT);
     CHECK_STATUS(sparkcache_restore_finish(restore, 0), SPARKCACHE_INVALID_ARGUMENT);
     CHECK_STATUS(sparkcache_restore_destroy(restore), SPARKCACHE_INVALID_ARGUMENT);

@@ -2,10 +2,10 @@
 //
 // The kernel bodies, run on the host lane by lane and with a thread per lane.
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "../kernels/tiles.h"
+#include "../src/sync.h"
 #include "check.h"
 
 using namespace sparkcache;
@@ -96,7 +96,7 @@ TEST(kernels_lanes_write_disjoint_bytes) {
         std::uint32_t error = kTileOk;
         constexpr std::uint32_t kBlocks = 2;
         constexpr std::uint32_t kThreads = 16;
-        std::vector<std::thread> threads;
+        std::vector<sparkcache::Thread> threads;
         for (std::uint32_t block = 0; block < kBlocks; ++block) {
             for (std::uint32_t lane = 0; lane < kThreads; ++lane) {
                 threads.emplace_back([&c, &error, gather, block, lane] {
@@ -104,9 +104,7 @@ TEST(kernels_lanes_write_disjoint_bytes) {
                 });
             }
         }
-        for (std::thread& thread : threads) {
-            thread.join();
-        }
+        threads.clear();  // joins them
         check_case(c, gather, error);
     }
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,12 +41,13 @@ from .placement_errors import (
 )
 from .placement_layout import DIGEST_BYTES, Page, PageLayout, SealedPage, Span, VerifiedPage
 
-PACKAGED = Path(__file__).resolve().parent.parent / "native"
-"""Where a connector wheel has the library, its kernels and ``placement.json``."""
+PACKAGED = Path(__file__).resolve().parent.parent / "native" / platform.machine()
+"""Where a connector wheel for this machine has the library, its kernels and their manifests."""
 
 LIBRARY = "libsparkcache_placement.so"
 FATBIN = "kernels.fatbin"
 MANIFEST = "placement.json"
+KERNELS_MANIFEST = "kernels.json"
 
 
 class NativeMissingError(Exception):
@@ -88,17 +90,20 @@ def open_native(
     except FileNotFoundError:
         if options.library is not None:
             raise PlacementUnavailableError(f"{path}: no such file; name the library") from None
-        raise NativeMissingError("this installation carries no native library") from None
+        raise NativeMissingError(
+            f"this installation carries no native library for {platform.machine()}"
+        ) from None
     fatbin = b""
     if layout.device != "cpu":
         kernels = path.parent / FATBIN
-        if FATBIN not in manifest:
+        sha256 = _manifest(path.parent / KERNELS_MANIFEST).get(FATBIN)
+        if sha256 is None:
             raise NativeMissingError(f"{path.parent} has no {FATBIN}: built without nvcc")
         try:
-            descriptor, fatbin = abi.read_checked(kernels, manifest[FATBIN])
+            descriptor, fatbin = abi.read_checked(kernels, sha256)
         except FileNotFoundError:
             raise PlacementUnavailableError(
-                f"{kernels}: missing, although {MANIFEST} names it; reinstall the connector"
+                f"{kernels}: missing, although {KERNELS_MANIFEST} names it; reinstall the connector"
             ) from None
         os.close(descriptor)
     return NativePlacement(library, layout, options, fatbin)

@@ -89,7 +89,8 @@ def build_twice(
         environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
         environment |= {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
         environment |= conditions.environment
-        environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(cache or checkout / "cache")}
+        environment |= {"HOME": str(home)}
+        environment |= {"XDG_CACHE_HOME": str(_own_cache(home, cache or checkout / "cache"))}
         # one key for both: with another key the signatures differ, and nothing else may
         environment["XDG_CONFIG_HOME"] = str(scratch / "config")
         command = [sys.executable, "-m", "tests.reproduce.shuffled", str(conditions.seed), plant]
@@ -107,6 +108,20 @@ def build_twice(
             raise RuntimeError(f"the build in {checkout} failed:\n{done.stdout}")
         outputs.append(checkout / "dist")
     return differences(*outputs)
+
+
+def _own_cache(home: Path, shared: Path) -> Path:
+    """Return a cache with the downloads of ``shared``, and nothing that was compiled.
+
+    What the compiler brings, such as stubs of the C library, may be shared; our objects not.
+    """
+    own = home / "cache" / "sparkcache"
+    (own / "zig").mkdir(parents=True)
+    common = shared / "sparkcache" / "zig" / "global"
+    common.mkdir(parents=True, exist_ok=True)
+    (own / "zig" / "global").symlink_to(common)
+    (own / "downloads").symlink_to(shared / "sparkcache" / "downloads")
+    return own.parent
 
 
 def copy_checkout(folder: Path) -> None:

@@ -3,7 +3,9 @@
 13. Its source files, and no others, are those of the anchor; version and deployable-source
     SHA-256 are also those of the receipt, where there is one.
 14. What a build adds beside the source is pinned: the lease contract by the pins, anything
-    else by the anchor. What only a receipt vouches for stays undecided.
+    else by the anchor. What only a receipt vouches for stays undecided. The native library is
+    there exactly when the wheel's tag promises it, for that architecture
+    (:mod:`verify.checks.library`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 
 from verify import gitobj, receipt
 from verify.anchor import PACKAGE, ConnectorAnchor
+from verify.checks.library import judge_library
 from verify.digest import Digest, ReadError
 from verify.holders import Holder
 from verify.manifest import is_deployable, mode_of, source_sha256
@@ -23,15 +26,19 @@ CONTRACT = f"{PACKAGE}/contract.json"
 def judge_connector(
     holder: Holder,
     digests: Mapping[str, Digest | ReadError],
+    dist_info: str,
     version: str | None,
     anchor: ConnectorAnchor | None,
     claimed: receipt.Connector | None,
     contract_sha256: str | None,
     rec: Recorder,
+    *,
+    machine: str | None = None,
 ) -> None:
-    """Run steps 13 and 14 on the package of ``holder``.
+    """Run steps 13 and 14 on the package of ``holder``, whose metadata are in ``dist_info``.
 
-    ``version`` is what the distribution calls itself; ``contract_sha256`` what the pins say.
+    ``version`` is what the distribution calls itself; ``contract_sha256`` what the pins say;
+    ``machine`` the architecture that the connector must be for, None when any will do.
     """
     found = {
         path: digest
@@ -43,6 +50,11 @@ def judge_connector(
     added.update(claimed.generated if claimed is not None else ())
     if anchor is not None:
         added -= anchor.files.keys()
+    library: frozenset[str] = frozenset()
+    if anchor is not None and anchor.native is not None:
+        claims = claimed.generated if claimed is not None else {}
+        library = judge_library(holder, found, dist_info, anchor.native, claims, machine, rec)
+        added |= library
     source = {path: digest for path, digest in found.items() if path not in added}
     # (13)
     if anchor is None:
@@ -60,7 +72,7 @@ def judge_connector(
     rec.passed("PKG-13", f"{len(source)} files, source {_source(source)[:16]}…")
     # (14)
     _judge_contract(found.get(CONTRACT), contract_sha256, claimed, rec)
-    for path in sorted(added - {CONTRACT}):
+    for path in sorted(added - library - {CONTRACT}):
         _judge_added(path, found.get(path), anchor, claimed, rec)
     rec.passed("PKG-14", ", ".join(sorted(path for path in added if path in found)))
 

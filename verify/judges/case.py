@@ -166,19 +166,25 @@ def judge_connector(
     case: Case,
     holder: Holder,
     digests: Digests,
+    dist_info: str,
     version: str,
     receipt: Receipt | None,
     rec: Recorder,
 ) -> None:
-    """Judge the connector of ``holder`` by the anchor's source, if there is any."""
+    """Judge the connector of ``holder`` by the anchor's source, if there is any.
+
+    One that lies in a bundle is for the machine that the bundle's base is for.
+    """
     connector.judge_connector(
         holder,
         digests,
+        dist_info,
         version,
         _connector_anchor(case),
         receipt.connector if receipt is not None else None,
         case.basis.pins.contract_sha256 if case.basis is not None else None,
         rec,
+        machine=receipt.base.rpartition("-")[2] if receipt is not None else None,
     )
 
 

@@ -178,7 +178,7 @@ def judge_installed_connector(case: Case, env: Environment, receipt: Receipt | N
     tree.judge_defects(holder, rec)
     tree.judge_unreadable(holder, digests, rec)
     version = owners[0].removesuffix(".dist-info").partition("-")[2]
-    judge_connector(case, holder, digests, version, receipt, rec)
+    judge_connector(case, holder, digests, owners[0], version, receipt, rec)
     package.judge_installed_record(holder, digests, owners[0], env.files, site, rec)
     package.judge_modes(holder, rec)
     bytecode.judge_bytecode(holder, frozenset(sources), frozenset(sources), rec)

@@ -91,7 +91,7 @@ def connector_wheel(
     version = parts[1] if len(parts) == 5 else "unknown"
     dist_info = package.find_dist_info(holder, f"{PACKAGE}-{version}.dist-info", rec)
     package.judge_archive(holder, rec)
-    judge_connector(case, holder, digests, version, receipt, rec)
+    judge_connector(case, holder, digests, dist_info, version, receipt, rec)
     for path, found in sorted(digests.items()):
         ours = path.startswith((f"{PACKAGE}/", f"{dist_info}/"))
         if not ours and not isinstance(found, ReadError):

@@ -214,7 +214,7 @@ def test_a_damaged_journal_or_kept_file_refuses_and_changes_nothing(run, env):
 
 def test_a_connector_wheel_of_a_bundle_brings_its_native_library(run, env, checkout, tmp_path):
     contract = (checkout / "overlay" / "targets" / NAME / "contract.json").read_bytes()
-    library = "sparkcache_connector/native/lib.so"
+    library = "sparkcache_connector/native/x86_64/lib.so"
     files = {"sparkcache_connector/contract.json": contract, library: b"\x7fELF"}
     wheel = connector_wheel(checkout, read_source(checkout), files, architecture="x86_64")
     with (tmp_path / wheel.filename).open("wb") as sink:

@@ -48,8 +48,14 @@ def package(tmp_path):
 
 
 def write_manifest(folder):
-    files = {p.name: {"sha256": sha256(p)} for p in folder.iterdir() if p.suffix != ".json"}
-    (folder / "placement.json").write_text(json.dumps({"abi": 1, "files": files}))
+    for name, manifest in (
+        ("libsparkcache_placement.so", "placement.json"),
+        ("kernels.fatbin", "kernels.json"),
+    ):
+        (folder / manifest).unlink(missing_ok=True)
+        if (folder / name).exists():
+            files = {name: {"sha256": sha256(folder / name)}}
+            (folder / manifest).write_text(json.dumps({"files": files}))
 
 
 def open_here(package, layout_=None, **options):

@@ -13,8 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from builder.native import ABI, ARCHITECTURES, FATBIN, LIBRARY, MANIFEST, NativeBuildError
+from builder.native import (
+    ABI,
+    ARCHITECTURES,
+    FATBIN,
+    KERNELS_MANIFEST,
+    LIBRARY,
+    MANIFEST,
+    Compiler,
+    NativeBuildError,
+    nvcc_in_use,
+)
 from builder.native import build_native as build
+from builder.native_pins import Natives, expect_pinned, read_native_pins
 from sparkcache_connector.worker.placement import PlacementOptions
 from sparkcache_connector.worker.placement_abi import ABI_VERSION, load_library
 from tests.unit.native import native_build
@@ -80,22 +91,37 @@ def test_only_the_abi_is_exported(built, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_manifest_names_what_lies_beside_it(built, arch):
+def test_the_manifests_name_what_lies_beside_them(built, arch):
     folder = library_of(built[arch]).parent
+    names = [LIBRARY, MANIFEST]
     manifest = json.loads((folder / MANIFEST).read_text())
     assert manifest["abi"] == ABI == ABI_VERSION
     assert manifest["target"] == f"{arch}-linux-gnu.2.28"
-    found = {
-        path.name: {
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "size": path.stat().st_size,
+    described = manifest["files"]
+    if shutil.which("nvcc") is not None:
+        names += [FATBIN, KERNELS_MANIFEST]
+        kernels = json.loads((folder / KERNELS_MANIFEST).read_text())
+        assert re.fullmatch(r"nvcc \d+\.\d+\.\d+", kernels["compiler"])
+        described |= kernels["files"]
+    assert described == {
+        name: {
+            "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest(),
+            "size": (folder / name).stat().st_size,
         }
-        for path in folder.iterdir()
-        if path.name != MANIFEST
+        for name in names
+        if name in (LIBRARY, FATBIN)
     }
-    assert manifest["files"] == found
-    assert (FATBIN in found) == (shutil.which("nvcc") is not None)
-    assert sorted(path.name for path in built[arch]) == sorted([*found, MANIFEST])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    assert sorted(built[arch]) == sorted(folder / name for name in names)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_library_is_the_pinned_one(built, arch):
+    files = {path.name: path.read_bytes() for path in built[arch]}
+    compiler = nvcc_in_use() if FATBIN in files else None
+    pins = read_native_pins(ROOT)
+    assert pins is not None
+    expect_pinned(pins, Natives(arch, files, compiler))
 
 
 def elsewhere(tmp_path, arch, path_variable):
@@ -140,9 +166,9 @@ def test_without_nvcc_the_library_is_the_same_file(built, tmp_path):
     bare = tmp_path / "bin"
     bare.mkdir()
     out = elsewhere(tmp_path, "x86_64", str(bare))
-    assert not (out / FATBIN).exists()
-    assert (out / LIBRARY).read_bytes() == library_of(built["x86_64"]).read_bytes()
-    assert list(json.loads((out / MANIFEST).read_text())["files"]) == [LIBRARY]
+    assert sorted(path.name for path in out.iterdir()) == sorted([LIBRARY, MANIFEST])
+    for name in (LIBRARY, MANIFEST):
+        assert (out / name).read_bytes() == (library_of(built["x86_64"]).parent / name).read_bytes()
 
 
 def test_this_machines_library_loads_and_serves(built):
@@ -168,24 +194,8 @@ def test_the_aarch64_library_passes_the_host_tests(built, tmp_path):
         pytest.skip("needs qemu-aarch64 and an arm64 glibc (qemu-user, libc6-arm64-cross)")
     library = library_of(built["aarch64"])
     program = tmp_path / "native_tests"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkcache/zig"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu.2.28"),
-            # The library's own flags: the compiler has its runtime for them already.
-            *("-std=c++20", "-O2", "-g0", "-fPIC", "-Iinclude"),
-            *("tests/test_main.cpp", "tests/test_host.cpp"),
-            *(str(library), "-o", str(program)),
-        ],
-        cwd=native_build.CSRC,
-        env={
-            **os.environ,
-            "ZIG_GLOBAL_CACHE_DIR": str(cache / "global"),
-            "ZIG_LOCAL_CACHE_DIR": str(tmp_path / "cache"),
-        },
-        check=True,
-        capture_output=True,
-    )
+    sources = ["tests/test_main.cpp", "tests/test_host.cpp", "src/sync.cpp", "src/status.cpp"]
+    Compiler("aarch64").link(sources, program, tmp_path, [str(library)])
     done = subprocess.run(
         [emulator, "-L", sysroot, "-E", f"LD_LIBRARY_PATH={library.parent}", program],
         capture_output=True,

@@ -299,17 +299,23 @@ def wheel_name(name: str, version: str = LOCAL) -> str:
     return f"{dist}-{version}-{tags}.whl"
 
 
-def connector_wheel(extra: Mapping[str, bytes] | None = None) -> dict[str, tuple[int, bytes]]:
+def connector_wheel(
+    extra: Mapping[str, bytes] | None = None, tag: str = "py3-none-any"
+) -> dict[str, tuple[int, bytes]]:
     info = f"sparkcache_connector-{CONNECTOR_VERSION}.dist-info"
     members = {path: (F, data) for path, data in CONNECTOR.items()}
     members["sparkcache_connector/contract.json"] = (F, canonical(contract()))
     members |= {path: (F, data) for path, data in (extra or {}).items()}
     members[f"{info}/METADATA"] = (F, b"Metadata-Version: 2.4\nName: sparkcache-connector\n")
-    members[f"{info}/WHEEL"] = (F, b"Wheel-Version: 1.0\nTag: py3-none-any\n")
+    members[f"{info}/WHEEL"] = (F, f"Wheel-Version: 1.0\nTag: {tag}\n".encode())
     return members | {f"{info}/RECORD": (F, record(members, f"{info}/RECORD"))}
 
 
-CONNECTOR_NAME = f"sparkcache_connector-{CONNECTOR_VERSION}-py3-none-any.whl"
+def connector_name(tag: str = "py3-none-any") -> str:
+    return f"sparkcache_connector-{CONNECTOR_VERSION}-{tag}.whl"
+
+
+CONNECTOR_NAME = connector_name()
 
 
 def commit_object() -> bytes:
@@ -412,7 +418,9 @@ def sdist_bytes() -> bytes:
     return tarred(RELEASE | {path: (F, data) for path, data in GENERATED.items()})
 
 
-def receipt(name: str, files: Mapping[str, bytes], extra: Mapping[str, bytes]) -> dict[str, Any]:
+def receipt(
+    name: str, files: Mapping[str, bytes], extra: Mapping[str, bytes], connector: str
+) -> dict[str, Any]:
     pinned = pins()
     base = pinned["bases"][name]
     source = {path: (F, data) for path, data in CONNECTOR.items()}
@@ -433,7 +441,7 @@ def receipt(name: str, files: Mapping[str, bytes], extra: Mapping[str, bytes]) -
         "native": base["native"],
         "connector": {
             "version": CONNECTOR_VERSION,
-            "filename": CONNECTOR_NAME,
+            "filename": connector,
             "git_tree": git_id("tree", tree_body(below(source, "sparkcache_connector/"))),
             "source_sha256": sha256(lines.encode()),
             "generated": {
@@ -465,17 +473,21 @@ def bom(wheel: bytes) -> dict[str, Any]:
     }
 
 
-def bundle(name: str, extra: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+def bundle(
+    name: str, extra: Mapping[str, bytes] | None = None, tag: str = "py3-none-any"
+) -> dict[str, bytes]:
     """The files of a bundle; ``extra`` are files that a build adds to the connector."""
     wheel = zipped(patched_wheel(name))
     files = {
         wheel_name(name): wheel,
-        CONNECTOR_NAME: zipped(connector_wheel(extra)),
+        connector_name(tag): zipped(connector_wheel(extra, tag)),
         "bom.cdx.json": canonical(bom(wheel)),
         "LICENSE": b"Apache-2.0\n",
         "NOTICE": b"SparkCache\n",
     }
-    return files | {"receipt.json": canonical(receipt(name, files, extra or {}))}
+    return files | {
+        "receipt.json": canonical(receipt(name, files, extra or {}, connector_name(tag)))
+    }
 
 
 def checkout() -> dict[str, bytes]:

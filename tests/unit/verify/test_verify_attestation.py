@@ -520,7 +520,7 @@ def test_a_resigned_bundle_is_undecided_without_an_anchor_and_fails_with_one(
     wheel = small.zipped(rest | {info: (small.F, small.record(rest, info))})
     files = {name: data for name, data in small.bundle(BASE).items() if name != "receipt.json"}
     files |= {small.wheel_name(BASE): wheel, "bom.cdx.json": small.canonical(small.bom(wheel))}
-    files["receipt.json"] = small.canonical(small.receipt(BASE, files, {}))
+    files["receipt.json"] = small.canonical(small.receipt(BASE, files, {}, small.CONNECTOR_NAME))
     small.write(scene.folder / "bundle", files)
     scene.payloads = [small.canonical(each) for each in statements(files)]
     scene.signers, scene.root = [MALLORY], trust([MALLORY])

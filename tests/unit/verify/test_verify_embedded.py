@@ -25,6 +25,7 @@ def connector_json(generated: dict[str, bytes]) -> bytes:
             "version": small.CONNECTOR_VERSION,
             "files": {path: small.sha256(data) for path, data in small.CONNECTOR.items()},
             "generated": {path: small.sha256(data) for path, data in generated.items()},
+            "native": None,
         }
     )
 

@@ -259,7 +259,7 @@ def test_no_damage_to_an_sdist_crashes_the_judge(
 DOCUMENTS = (
     (Pins, small.canonical(small.pins())),
     (Contract, small.canonical(small.contract())),
-    (Receipt, small.canonical(small.receipt("cuda-x86_64", {}, {}))),
+    (Receipt, small.canonical(small.receipt("cuda-x86_64", {}, {}, small.CONNECTOR_NAME))),
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
