@@ -35,6 +35,7 @@ def test_without_a_device_it_says_so_and_succeeds():
     assert done.stdout.startswith("gpu-check: no CUDA device, nothing was checked")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
 def test_over_a_fake_driver_every_step_runs():
     fake = native_build.fake_cuda()

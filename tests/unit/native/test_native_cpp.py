@@ -10,7 +10,7 @@ import pytest
 from tests.unit.native import native_build
 
 
-@pytest.mark.parametrize("sanitizer", ["asan", "tsan"])
+@pytest.mark.parametrize("sanitizer", ["asan", pytest.param("tsan", marks=pytest.mark.full)])
 def test_the_native_tests_pass_under(sanitizer):
     program = native_build.native_tests(sanitizer)
     done = subprocess.run(

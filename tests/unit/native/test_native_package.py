@@ -154,6 +154,7 @@ def elsewhere(tmp_path, arch, path_variable):
     return tmp_path / "out"
 
 
+@pytest.mark.full
 def test_two_builds_in_different_folders_are_the_same_bytes(built, tmp_path):
     out = elsewhere(tmp_path, "aarch64", os.environ["PATH"])
     for path in built["aarch64"]:
