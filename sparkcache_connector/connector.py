@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,23 +35,16 @@ from sparkcache_connector.contract import MEMO_ALGORITHM as CONTRACT_MEMO
 from sparkcache_connector.contract import require, shipped_contract
 from sparkcache_connector.engine_identity import engine_identity
 from sparkcache_connector.file_memo import DigestMemo
-from sparkcache_connector.geometry import (
-    describe,
-    group_shapes,
-    pages_are_divisible,
-    token_dimension_of_backends,
-)
+from sparkcache_connector.geometry import describe, group_shapes, token_dimension_of_backends
 from sparkcache_connector.identity import Identity
-from sparkcache_connector.messages import Orders, PublishOrder, RankReport
+from sparkcache_connector.messages import Orders, RankReport
 from sparkcache_connector.pages import recurrent_groups
-from sparkcache_connector.request_content import content_of
-from sparkcache_connector.scheduler.coordinator import (
-    Coordinator,
-    ScheduledRequest,
-    StepInput,
-)
 from sparkcache_connector.scheduler.quorum import Report
+from sparkcache_connector.scheduler_side import SchedulerSide
 from sparkcache_connector.startup import EngineFacts, refuse_unsafe
+from sparkcache_connector.store.errors import Unusable
+from sparkcache_connector.telemetry.health import DIRECTORY as HEALTH
+from sparkcache_connector.telemetry.health import HealthPage
 from sparkcache_connector.telemetry.metrics import Counts
 from sparkcache_connector.weights import MEMO_ALGORITHM as WEIGHT_MEMO
 from sparkcache_connector.worker.placement import Fence, PlacementOptions, open_placement
@@ -69,7 +61,6 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -124,12 +115,12 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         self._root = _cache_root(self._config)
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._overlay = _check_contract(self._root, recurrent=recurrent)
-        self._side: _SchedulerSide | None = None
+        self._side: SchedulerSide | None = None
         self._rank: Rank | None = None
         self._inventory: tuple[Report, ...] = ()
         self._invalid_blocks: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
-            self._side = _SchedulerSide(vllm_config, kv_cache_config, self._config, self._counts)
+            self._side = SchedulerSide(vllm_config, kv_cache_config, self._config, self._counts)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -140,6 +131,9 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the engine's memory, name its identity, open the store."""
+        # Imports the engine's worker, which the other processes need not.
+        from sparkcache_connector.worker.weights_watch import WeightsWatch
+
         vllm_config = self._vllm_config
         layers = vllm_config.compilation_config.static_forward_context
         backends = {
@@ -169,16 +163,24 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         digest = identity.digest()
         _describe_identity(self._root, identity)
         placement = open_placement(geometry.layout, _placement_options(self._config))
-        store = open_store(
-            str(self._root / _rank_name(vllm_config, rank)), digest, rank, self._config
+        name = _rank_name(vllm_config, rank)
+        store = open_store(str(self._root / name), digest, rank, self._config)
+        self._rank = Rank(
+            store,
+            placement,
+            geometry,
+            rank,
+            self._config,
+            self._counts,
+            weights_changed=WeightsWatch().changed,
+            page=_health_page(self._root / HEALTH / f"{name}.json"),
         )
-        self._rank = Rank(store, placement, geometry, rank, self._config, self._counts)
         self._inventory = self._rank.introduce()
         _log.info(
             "SparkCache rank %d: identity %s, %d roots held, %s placement, %d groups",
             rank,
             digest.hex()[:16],
-            0 if store is None else len(store.inventory()),
+            0 if isinstance(store, Unusable) else len(store.inventory()),
             placement.name,
             len(geometry.shapes),
         )
@@ -246,9 +248,7 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         """Know the pool whose blocks are referenced while they are copied."""
-        self._scheduler.pool = gpu_block_pool
-        # However slow the disk: at least half of the pool stays the engine's.
-        self._scheduler.coordinator.held_blocks_limit = gpu_block_pool.num_gpu_blocks // 2
+        self._scheduler.bind(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
         """Digest a request's content once."""
@@ -273,7 +273,9 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What the ranks said."""
-        self._scheduler.absorb(connector_output)
+        meta = connector_output.kv_connector_worker_meta
+        reports = meta.reports if isinstance(meta, StepReports) else ()
+        self._scheduler.absorb(reports, connector_output.finished_recving or ())
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -333,7 +335,7 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         return self._rank
 
     @property
-    def _scheduler(self) -> _SchedulerSide:
+    def _scheduler(self) -> SchedulerSide:
         assert self._side is not None, "this is a rank's connector"
         return self._side
 
@@ -345,130 +347,6 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _fence(self) -> Fence:
         return self._worker.fence()
-
-
-class _SchedulerSide:
-    """Translates between the scheduler's objects and the coordinator's values."""
-
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        kv_cache_config: KVCacheConfig,
-        config: Config,
-        counts: Counts,
-    ) -> None:
-        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-
-        _, hash_block = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-        self._config = config
-        self.coordinator = Coordinator(
-            config,
-            shapes=group_shapes(kv_cache_config),
-            hash_block=hash_block,
-            ranks=vllm_config.parallel_config.tensor_parallel_size,
-            max_tokens=vllm_config.model_config.max_model_len,
-            counts=counts,
-            divisible_pages=pages_are_divisible(vllm_config),
-        )
-        self.pool: BlockPool | None = None
-        self._held: dict[int, list[KVCacheBlock]] = {}
-        self._serials: list[int] = []
-        _log.info(
-            "SparkCache is on: publish %s, restore %s, boundaries every %d tokens in units of %d",
-            config.publishes,
-            config.restores,
-            config.checkpoint_interval_tokens,
-            self.coordinator.unit,
-        )
-
-    def add(self, request: Request) -> None:
-        content = content_of(request, self._config)
-        if isinstance(content, str):
-            self.coordinator.uncacheable(content)
-        else:
-            self.coordinator.add(request.request_id, content)
-
-    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
-        groups = blocks.blocks
-
-        def is_private(group: int, index: int) -> bool:
-            block = groups[group][index]
-            return block.ref_cnt == 1 and block.block_hash is None
-
-        tables = [[block.block_id for block in group] for group in groups]
-        self.coordinator.allocated(request.request_id, external, tables, is_private)
-
-    def step(self, output: SchedulerOutput) -> Orders:
-        pins = getattr(output, "recurrent_boundary_pins", None)
-        for serials in (pins or {}).values():
-            self._serials.extend(serials)
-        orders, new = self.coordinator.step(_step_input(output, self.coordinator.watched))
-        for order in new:
-            self._hold(order)
-        for line in self.coordinator.take_log():
-            _log.warning("%s", line)
-        return orders
-
-    def absorb(self, output: KVConnectorOutput) -> None:
-        reports = output.kv_connector_worker_meta
-        if isinstance(reports, StepReports):
-            for report in reports.reports:
-                self.coordinator.absorb(report)
-        self.coordinator.loads_ended(output.finished_recving or ())
-        for number in self.coordinator.take_released():
-            assert self.pool is not None
-            # The tail of a prefix is evicted before its head, as the engine does it.
-            self.pool.free_blocks(reversed(self._held.pop(number)))
-
-    def finished(self, request: Request, tables: tuple[list[int], ...]) -> None:
-        order = self.coordinator.finished(
-            request.request_id,
-            request.all_token_ids,
-            computed=request.num_computed_tokens,
-            in_flight=request.num_in_flight_tokens,
-            tables=tables,
-        )
-        if order:
-            self._hold(order)
-            self.coordinator.queue(order)
-
-    def take_serials(self) -> list[int]:
-        serials, self._serials = self._serials, []
-        return serials
-
-    def _hold(self, order: PublishOrder) -> None:
-        assert self.pool is not None
-        blocks = [self.pool.blocks[b] for group in order.groups for b in group.blocks]
-        self.pool.touch(blocks)
-        self._held[order.number] = blocks
-
-
-def _step_input(output: SchedulerOutput, watched: Collection[str]) -> StepInput:
-    """What the coordinator has to know: most requests of most steps only decode."""
-    scheduled = output.num_scheduled_tokens
-    cached = output.scheduled_cached_reqs
-    requests = [
-        ScheduledRequest(
-            new.req_id, new.num_computed_tokens, scheduled.get(new.req_id, 0), new.block_ids, True
-        )
-        for new in output.scheduled_new_reqs
-    ]
-    requests.extend(
-        ScheduledRequest(
-            request, computed, scheduled.get(request, 0), blocks, request in cached.resumed_req_ids
-        )
-        for request, computed, blocks in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
-        )
-        if request in watched
-    )
-    return StepInput(
-        requests,
-        output.preempted_req_ids or (),
-        getattr(output, "recurrent_boundary_blocks", None),
-        output.partial_tail_offloads,
-        time.monotonic(),
-    )
 
 
 def _facts(vllm_config: VllmConfig, *, recurrent: bool) -> EngineFacts:
@@ -501,6 +379,14 @@ def _describe_identity(root: Path, identity: Identity) -> None:
         (directory / f"{identity.digest().hex()}.json").write_bytes(identity.to_bytes())
     except OSError as error:
         _log.warning("SparkCache: the identity cannot be described on disk: %s", error)
+
+
+def _health_page(path: Path) -> HealthPage | None:
+    try:
+        return HealthPage(path)
+    except OSError as error:
+        _log.warning("SparkCache: the ranks' state cannot be described on disk: %s", error)
+        return None
 
 
 def _rank_name(vllm_config: VllmConfig, rank: int) -> str:

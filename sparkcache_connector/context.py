@@ -36,6 +36,7 @@ class Uncacheable(StrEnum):
 
     TOKEN_OUT_OF_RANGE = "token_out_of_range"  # noqa: S105 - a reason, not a secret
     ADAPTER_WITHOUT_FILES = "adapter_without_files"
+    ADAPTER_CHANGED = "adapter_changed"
     ADAPTER_LOADED_IN_PLACE = "adapter_loaded_in_place"
     CALLER_SUPPLIED_ID = "caller_supplied_id"
     ITEM_WITHOUT_DIGEST = "item_without_digest"

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from sparkcache_connector.identity import SCHEMA, difference
 from sparkcache_connector.store.errors import StoreError
 from sparkcache_connector.store.view import View
+from sparkcache_connector.telemetry.health import DIRECTORY as HEALTH
+from sparkcache_connector.telemetry.health import Health, read_health
 
 IDENTITIES: Final = "identities"
 _RANK: Final = re.compile(r"(?:replica-\d+-)?rank-(\d+)")
@@ -34,6 +36,7 @@ class RankState:
         roots: per identity its context digests.
         quarantined: roots out of service because their bytes were wrong.
         problem: why the cache root cannot be read; empty otherwise.
+        health: what the engine that ran on it last said of itself, or None.
     """
 
     name: str
@@ -43,6 +46,7 @@ class RankState:
     roots: Mapping[str, frozenset[bytes]] | None = None
     quarantined: int = 0
     problem: str = ""
+    health: Health | None = None
 
     @property
     def held(self) -> frozenset[bytes]:
@@ -80,6 +84,8 @@ class Diagnosis:
                     },
                     "quarantined": state.quarantined,
                     "problem": state.problem,
+                    "off": dict(state.health.off) if state.health else {},
+                    "failures": dict(state.health.failures) if state.health else {},
                 }
                 for state in self.ranks
             ],
@@ -104,7 +110,13 @@ def examine(root: Path, key_file: str | None = None) -> Diagnosis:
     """Look at everything under ``spark_cache_root``."""
     described = _identities(root / IDENTITIES)
     names = sorted(path.name for path in root.iterdir() if _RANK.fullmatch(path.name))
-    ranks = tuple(_state(root / name, described, key_file) for name in names)
+    ranks = tuple(
+        replace(
+            _state(root / name, described, key_file),
+            health=read_health(root / HEALTH / f"{name}.json"),
+        )
+        for name in names
+    )
     common = frozenset.intersection(*(state.held for state in ranks)) if ranks else frozenset()
     findings = list(_findings(ranks, described, common))
     return Diagnosis(ranks, len(common), tuple(findings))
@@ -153,6 +165,8 @@ def _findings(
     if not ranks:
         yield "no rank has a cache root here: is this the engine's spark_cache_root?"
     for state in ranks:
+        yield from _said(state)
+    for state in ranks:
         if state.problem:
             yield f"{state.name}: {state.problem}"
         elif not state.current:
@@ -171,6 +185,20 @@ def _findings(
             yield f"{degree - len(ranks)} of {degree} ranks have their cache roots elsewhere"
     if ranks and not common and not any(state.roots for state in ranks):
         yield "nothing is stored yet: serve a prompt longer than spark_cache_min_span_tokens"
+
+
+def _said(state: RankState) -> Iterator[str]:
+    """What the engine said of itself, running or not."""
+    health = state.health
+    if health is None:
+        return
+    whose = f"engine {health.pid}" if state.owner == health.pid else "the last engine, now ended"
+    for what, reason in sorted(health.off.items()):
+        yield f"{state.name}: {what} is off ({whose}): {reason}"
+    for what, reasons in sorted(health.failures.items()):
+        if reasons:
+            counted = ", ".join(f"{times} {reason}" for reason, times in sorted(reasons.items()))
+            yield f"{state.name}: {what} that failed ({whose}): {counted}"
 
 
 def _changed(

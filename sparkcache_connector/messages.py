@@ -76,12 +76,21 @@ class PublishOrder:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Everything that one step tells every rank."""
+    """Everything that one step tells every rank.
+
+    Attributes:
+        loads: roots to restore.
+        publications: roots to store.
+        withdrawals: roots that not every rank stored.
+        start_over: ranks that report their whole inventory again.
+        switched_off: why nothing is stored or restored any more; empty while it is.
+    """
 
     loads: tuple[LoadOrder, ...] = ()
     publications: tuple[PublishOrder, ...] = ()
     withdrawals: tuple[bytes, ...] = ()
     start_over: frozenset[int] = frozenset()
+    switched_off: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,7 @@ class RankReport:
         copied: publications whose source blocks are not read any more.
         publications: publications that ended.
         failed_loads: loads that failed.
+        switched_off: why this rank neither stores nor restores any more, said once.
     """
 
     rank: int
@@ -127,8 +137,15 @@ class RankReport:
     copied: tuple[int, ...] = ()
     publications: tuple[PublicationReport, ...] = ()
     failed_loads: tuple[LoadReport, ...] = ()
+    switched_off: str = ""
 
     @property
     def says_something(self) -> bool:
         """Whether sending it is worth anything."""
-        return bool(self.inventory or self.copied or self.publications or self.failed_loads)
+        return bool(
+            self.inventory
+            or self.copied
+            or self.publications
+            or self.failed_loads
+            or self.switched_off
+        )

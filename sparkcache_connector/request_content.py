@@ -16,17 +16,39 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
-# Adapters are small; within one process each file is read once.
-_adapters = DigestMemo(Path("/nonexistent/adapters"), MEMO_ALGORITHM)
+
+class Adapters:
+    """What the engine's LoRA adapters consist of.
+
+    The engine reads an adapter's files once and from then on knows it by its number. Files
+    that change, or a number that is given to other files, leave open which bytes it uses: that
+    number is not cached any more in this life.
+    """
+
+    def __init__(self) -> None:
+        # Adapters are small; within one process each file is read once.
+        self._memo = DigestMemo(Path("/nonexistent/adapters"), MEMO_ALGORITHM)
+        self._first: dict[int, bytes] = {}
+
+    def digest(self, lora: LoRARequest) -> bytes | Uncacheable:
+        """The digest of an adapter's files, or why it has none."""
+        if getattr(lora, "load_inplace", False):
+            return Uncacheable.ADAPTER_LOADED_IN_PLACE
+        try:
+            found = bytes.fromhex(digest_checkpoint(Path(lora.lora_path), "auto", self._memo))
+        except IdentityError:
+            return Uncacheable.ADAPTER_WITHOUT_FILES
+        first = self._first.setdefault(lora.lora_int_id, found)
+        return found if found == first else Uncacheable.ADAPTER_CHANGED
 
 
-def content_of(request: Request, config: Config) -> RequestContent | str:
+def content_of(request: Request, config: Config, adapters: Adapters) -> RequestContent | str:
     """Translate a request; a string is the reason why it is neither stored nor looked up."""
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
         return Uncacheable.EMBEDDINGS_WITHOUT_DIGEST.value
     adapter: bytes | None = None
     if request.lora_request is not None:
-        digest = _adapter_digest(request.lora_request)
+        digest = adapters.digest(request.lora_request)
         if isinstance(digest, Uncacheable):
             return digest.value
         adapter = digest
@@ -51,12 +73,3 @@ def content_of(request: Request, config: Config) -> RequestContent | str:
         items=tuple(items),
         may_read=not request.skip_reading_prefix_cache,
     )
-
-
-def _adapter_digest(lora: LoRARequest) -> bytes | Uncacheable:
-    if getattr(lora, "load_inplace", False):
-        return Uncacheable.ADAPTER_LOADED_IN_PLACE
-    try:
-        return bytes.fromhex(digest_checkpoint(Path(lora.lora_path), "auto", _adapters))
-    except IdentityError:
-        return Uncacheable.ADAPTER_WITHOUT_FILES

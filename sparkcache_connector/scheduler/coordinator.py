@@ -14,23 +14,18 @@ from dataclasses import dataclass, field
 
 from sparkcache_connector.config import Config
 from sparkcache_connector.context import ContentItem, ContextChain, Scope, UncacheableError
-from sparkcache_connector.messages import (
-    GroupBlocks,
-    LoadOrder,
-    Orders,
-    PublishOrder,
-    RankReport,
-)
-from sparkcache_connector.pages import GroupShape, beyond_local, recurrent_groups, select
+from sparkcache_connector.messages import LoadOrder, Orders, PublishOrder, RankReport
+from sparkcache_connector.pages import GroupShape, recurrent_groups
 from sparkcache_connector.scheduler.attempts import AttemptTracker, Granted
+from sparkcache_connector.scheduler.block_orders import load_order, sources
 from sparkcache_connector.scheduler.boundaries import (
     BoundaryPolicy,
     boundary_unit,
     finish_boundary,
 )
-from sparkcache_connector.scheduler.ledger import PublicationLedger, Refused
+from sparkcache_connector.scheduler.ledger import HeldBlocks, PublicationLedger, Refused
 from sparkcache_connector.scheduler.planner import Offer, RestorePlan
-from sparkcache_connector.scheduler.publication import NULL_BLOCK, Evidence, Topology
+from sparkcache_connector.scheduler.publication import Evidence, Topology
 from sparkcache_connector.scheduler.quorum import Quorum
 from sparkcache_connector.telemetry.metrics import Counts
 
@@ -141,19 +136,15 @@ class Coordinator:
             min_span=config.min_span_tokens,
             max_span=config.max_span_tokens or max_tokens,
         )
-        self._ranks = ranks
         self._counts = counts
         self._requests: dict[str, _Request] = {}
         self._loading: dict[str, LoadOrder] = {}
         self._pending = _Pending()
-        self._copying: dict[int, _Copy] = {}
-        self._held_blocks = 0
-        self._released: list[int] = []
         self._told = (0, 0, 0)
         self._off = ""
         self.quorum = Quorum(ranks)
-        # Blocks that publications may keep from being recycled; the caller knows the pool.
-        self.held_blocks_limit = 1 << 62
+        # The caller, who knows the pool, sets its limit.
+        self.held = HeldBlocks(ranks)
         self._ledger = PublicationLedger(ranks, config.max_delayed_stores)
         self._tracker = AttemptTracker(
             Topology(len(self._shapes), recurrent, hash_block),
@@ -163,10 +154,12 @@ class Coordinator:
 
     def switch_off(self, reason: str) -> None:
         """Offer and publish nothing from now on: what the bytes depend on is not known."""
+        if self._off:
+            return
         self._off = reason
         self._tracker.clear()
         for what in ("publish", "restore"):
-            self._counts.set("sparkcache_switched_off", what, reason, to=1)
+            self._counts.set("sparkcache_switched_off", what, reason, "all", to=1)
 
     # Requests
 
@@ -223,7 +216,9 @@ class Coordinator:
         if offer is None or offer.boundary < external:
             raise RuntimeError(f"{external} tokens of request {request} were never offered")
         local = offer.boundary - external
-        order = self._load_order(request, offer, local, tables, is_private)
+        order = load_order(
+            request, offer, local, shapes=self._shapes, tables=tables, is_private=is_private
+        )
         state.restored = offer.boundary
         self._loading[request] = order
         self._pending.loads.append(order)
@@ -326,6 +321,7 @@ class Coordinator:
             (*pending.publications, *new),
             tuple(pending.withdrawals),
             self.quorum.out_of_step if pending.resync else frozenset(),
+            self._off,
         )
         return orders, new
 
@@ -345,11 +341,13 @@ class Coordinator:
                 state.plan.exclude(load.root)
                 state.restored = 0
             if load.quarantined:
-                self.quorum.discard(load.root)
+                self.quorum.discard(report.rank, load.root)
+        if report.switched_off:
+            self.switch_off(report.switched_off)
         for number in report.copied:
-            self._copied(report.rank, number)
+            self.held.read(report.rank, number)
         for publication in report.publications:
-            self._copied(report.rank, publication.number)
+            self.held.read(report.rank, publication.number)
             settled = self._ledger.report(report.rank, publication.number, publication.result)
             if settled and settled.withdraw:
                 self._pending.withdrawals.append(settled.root)
@@ -359,11 +357,6 @@ class Coordinator:
         """Every rank has reported these loads, received or failed."""
         for request in requests:
             self._loading.pop(request, None)
-
-    def take_released(self) -> list[int]:
-        """Publications whose blocks no rank reads any more, each named once."""
-        released, self._released = self._released, []
-        return released
 
     def take_log(self) -> list[str]:
         """Lines for the operator since the last call."""
@@ -385,36 +378,6 @@ class Coordinator:
     def _boundaries(self, chain: ContextChain, last: int) -> list[tuple[int, bytes]]:
         end = min(chain.tokens, last)
         return [(b, chain.digest(b)) for b in range(self.unit, end + 1, self.unit)]
-
-    def _load_order(
-        self,
-        request: str,
-        offer: Offer,
-        local: int,
-        tables: Sequence[Sequence[int]],
-        is_private: Callable[[int, int], bool],
-    ) -> LoadOrder:
-        groups: list[GroupBlocks] = []
-        shared: list[GroupBlocks] = []
-        refused = ""
-        for index, shape in enumerate(self._shapes):
-            pages = beyond_local(shape, offer.boundary, local)
-            if pages is None:
-                continue
-            found = list(enumerate(tables[index]))[pages.first : pages.end]
-            here = [(slot, block) for slot, block in found if block != NULL_BLOCK]
-            mine = tuple(block for slot, block in here if is_private(index, slot))
-            if len(here) != pages.count:
-                refused = "destination_missing"
-            elif len(mine) != len(here):
-                refused = refused or "destination_shared"
-            groups.append(GroupBlocks(index, pages.first, mine, pages.last_positions))
-            every = tuple(block for _, block in here)
-            shared.append(GroupBlocks(index, pages.first, every, pages.last_positions))
-        if refused and not any(group.blocks for group in groups):
-            # The failure must name some block of this request, or it would go unnoticed.
-            groups = shared
-        return LoadOrder(request, offer.root, offer.boundary, local, tuple(groups), refused)
 
     def _preempted(self, request: str) -> None:
         self._tracker.preempt(request)
@@ -453,20 +416,12 @@ class Coordinator:
         *,
         ready: bool,
     ) -> PublishOrder | None:
-        groups: list[GroupBlocks] = []
-        for index, shape in enumerate(self._shapes):
-            pages = select(shape, boundary)
-            if index in proven:
-                blocks: tuple[int, ...] = (proven[index],)
-            else:
-                table = state.tables[index] if index < len(state.tables) else []
-                blocks = tuple(table[pages.first : pages.end])
-            if len(blocks) != pages.count or NULL_BLOCK in blocks:
-                self._skip("source_missing")
-                return None
-            groups.append(GroupBlocks(index, pages.first, blocks, pages.last_positions))
-        held = sum(len(group.blocks) for group in groups)
-        if self._held_blocks + held > self.held_blocks_limit:
+        groups = sources(boundary, shapes=self._shapes, tables=state.tables, proven=proven)
+        if groups is None:
+            self._skip("source_missing")
+            return None
+        blocks = sum(len(group.blocks) for group in groups)
+        if not self.held.room_for(blocks):
             self._skip("too_many_held_blocks")
             return None
         number = self._ledger.open(root)
@@ -475,9 +430,8 @@ class Coordinator:
             return None
         base = self._base(state, boundary)
         state.published[boundary] = root
-        self._copying[number] = _Copy(held)
-        self._held_blocks += held
-        return PublishOrder(number, request, root, boundary, base, tuple(groups), ready)
+        self.held.hold(number, blocks)
+        return PublishOrder(number, request, root, boundary, base, groups, ready)
 
     def _base(self, state: _Request, boundary: int) -> bytes | None:
         """The longest shorter root that is held, or will be by the time it is needed."""
@@ -493,32 +447,14 @@ class Coordinator:
     def _skip(self, reason: str) -> None:
         self._counts.add("sparkcache_publication_failures_total", reason)
 
-    def _copied(self, rank: int, number: int) -> None:
-        copy = self._copying.get(number)
-        if copy is None:
-            return
-        copy.ranks.add(rank)
-        if len(copy.ranks) == self._ranks:
-            del self._copying[number]
-            self._held_blocks -= copy.blocks
-            self._released.append(number)
-
     def _gauge(self) -> None:
         """Tell what changed; an idle engine has nothing to tell."""
-        now = (len(self._copying), self._tracker.alive, len(self.quorum))
+        now = (len(self.held), self._tracker.alive, len(self.quorum))
         if now != self._told:
             self._told = now
             names = ("sparkcache_publications_held", "sparkcache_attempts", "sparkcache_roots")
             for name, value in zip(names, now, strict=True):
                 self._counts.set(name, to=value)
-
-
-@dataclass(slots=True)
-class _Copy:
-    """Blocks that are held for a publication, and the ranks that have read them."""
-
-    blocks: int
-    ranks: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)

@@ -107,3 +107,48 @@ class PublicationLedger:
         del self._open[publication]
         self._roots.discard(entry.root)
         return Settled(publication, entry.root, entry.results)
+
+
+class HeldBlocks:
+    """Blocks that are kept from being recycled until every rank has read them.
+
+    Args:
+        ranks: how many read each publication.
+
+    Attributes:
+        limit: blocks that may be held at the same time.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._held: dict[int, tuple[int, set[int]]] = {}
+        self._blocks = 0
+        self._released: list[int] = []
+        self.limit = 1 << 62
+
+    def __len__(self) -> int:
+        """Publications whose blocks are held."""
+        return len(self._held)
+
+    def room_for(self, blocks: int) -> bool:
+        """Whether so many more may be held."""
+        return self._blocks + blocks <= self.limit
+
+    def hold(self, publication: int, blocks: int) -> None:
+        """A publication's blocks are held from now on."""
+        self._held[publication] = (blocks, set())
+        self._blocks += blocks
+
+    def read(self, rank: int, publication: int) -> None:
+        """A rank reads them no more; a second word of the same rank changes nothing."""
+        blocks, ranks = self._held.get(publication, (0, set()))
+        ranks.add(rank)
+        if publication in self._held and len(ranks) == self._ranks:
+            del self._held[publication]
+            self._blocks -= blocks
+            self._released.append(publication)
+
+    def take_released(self) -> list[int]:
+        """Publications whose blocks no rank reads any more, each named once."""
+        released, self._released = self._released, []
+        return released

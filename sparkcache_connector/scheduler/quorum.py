@@ -203,10 +203,13 @@ class Quorum:
         self._apply(report)
         return Absorbed.APPLIED
 
-    def discard(self, root: bytes) -> None:
-        """Forget a root at once, before its ranks have reported that it is gone."""
-        if root in self._holders:
-            self._set(root, 0)
+    def discard(self, rank: int, root: bytes) -> None:
+        """A rank does not hold a root any more, known before its inventory says so.
+
+        What the other ranks hold stays: they do not report it a second time.
+        """
+        if 0 <= rank < len(self._ranks) and root in self._holders:
+            self._set(root, self._holders[root] & ~(1 << rank))
             self.version += 1
 
     def _apply(self, report: Report) -> None:

@@ -402,10 +402,8 @@ class Core:
 
     def publishing_off(self) -> Reason | None:
         """Return why publications are not taken now; None if they are."""
-        with self.lock:
-            if self._off is None or time.monotonic() >= self._off[1]:
-                return None
-            return self._off[0]
+        off = self._off  # without the lock, which may be held while the disk is waited for
+        return None if off is None or time.monotonic() >= off[1] else off[0]
 
     def turn_publishing_off(self, reason: Reason) -> None:
         """Stop publishing for a while, if the reason is of that kind."""

@@ -167,6 +167,24 @@ class Store(Closing):
         counted = self._core.counted()
         return {reason: number for (event, reason), number in counted.items() if event == "evict"}
 
+    @property
+    def publishing_off(self) -> str | None:
+        """Why publications are not taken now; never waits for the disk."""
+        off = self._core.publishing_off()
+        return None if off is None else str(off)
+
+    def found_unusable(self) -> dict[str, int]:
+        """Count the roots found on opening that cannot be served, by reason; ask right then."""
+        core = self._core
+        found: dict[str, int] = {}
+        for (event, reason), number in core.counted().items():
+            if event in ("scan", "quarantine"):
+                found[reason] = found.get(reason, 0) + number
+        # In the catalog, so that they are evicted like others, and come back with their key.
+        rows = core.with_catalog(lambda catalog: catalog.roots())
+        strangers = sum(row.identity == core.identity and not row.usable for row in rows)
+        return found | ({str(Reason.UNKNOWN_KEY): strangers} if strangers else {})
+
     def stats(self) -> Stats:
         """Return sizes, limits and counters."""
         core = self._core

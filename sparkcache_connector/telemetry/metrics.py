@@ -113,6 +113,12 @@ METRICS: Final[Mapping[str, Metric]] = {
             "Inventory reports of ranks: applied, resync or stale.",
             ("outcome",),
         ),
+        Metric(
+            "sparkcache_unusable_roots_total",
+            Kind.COUNTER,
+            "Roots that a rank found at its start and cannot serve, by reason.",
+            ("reason",),
+        ),
         Metric("sparkcache_roots", Kind.GAUGE, "Roots that every rank holds."),
         Metric("sparkcache_publications_held", Kind.GAUGE, "Publications whose blocks are held."),
         Metric("sparkcache_attempts", Kind.GAUGE, "Publication attempts that wait for proof."),
@@ -122,8 +128,8 @@ METRICS: Final[Mapping[str, Metric]] = {
         Metric(
             "sparkcache_switched_off",
             Kind.GAUGE,
-            "1 while publish or restore is off on its own account, by reason.",
-            ("what", "reason"),
+            "1 while publish or restore is off, by reason, on a rank or on all of them.",
+            ("what", "reason", "rank"),
         ),
     )
 }
@@ -139,6 +145,7 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[Series, Value] = {}
+        self._taken: dict[Series, Value] = {}
 
     def add(self, name: str, *labels: str, by: Value = 1) -> None:
         """Count; ``by`` must not be negative."""
@@ -158,7 +165,20 @@ class Counts:
         """What was counted since the last call; counters start over."""
         with self._lock:
             values, self._values = self._values, {}
+            for series, value in values.items():
+                if METRICS[series[0]].kind is Kind.COUNTER:
+                    self._taken[series] = self._taken.get(series, 0) + value
         return [(name, labels, value) for (name, labels), value in sorted(values.items())]
+
+    def totals(self, name: str) -> dict[tuple[str, ...], Value]:
+        """A counter's values since the start, by its labels, taken or not."""
+        found: dict[tuple[str, ...], Value] = {}
+        with self._lock:
+            for values in (self._taken, self._values):
+                for (metric, labels), value in values.items():
+                    if metric == name:
+                        found[labels] = found.get(labels, 0) + value
+        return found
 
 
 def combine(

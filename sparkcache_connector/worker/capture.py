@@ -9,7 +9,8 @@ expires, compacts and sweeps the store. Per publication:
 3. store the root durably;
 4. say what became of it.
 
-Both words are said exactly once, whatever happens in between.
+Both words are said exactly once, whatever happens in between: also when the thread itself
+ends before its time, for what it was doing, for what was queued, and for what comes later.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from sparkcache_connector.worker.placement import (
 _log = logging.getLogger("vllm.sparkcache.capture")
 _ALIGNMENT = 4096
 _MAINTENANCE_SECONDS = 60.0
+WORKER_ENDED = "worker_ended"
 
 GROUP_KINDS = {
     FULL: GroupKind.FULL_ATTENTION,
@@ -63,7 +65,7 @@ class _Fate:
     """What a record says about one publication."""
 
     result: Result = Result.FAILED
-    reason: str = ""
+    reason: str = WORKER_ENDED
     pages: int = 0
     referenced: int = 0
     written: int = 0
@@ -101,15 +103,24 @@ class CaptureWorker:
         self._reports: list[PublicationReport] = []
         self._buffer = mmap.mmap(-1, _ALIGNMENT)
         self._closed = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="sparkcache-capture", daemon=True)
         self._thread.start()
 
     def submit(self, order: PublishOrder, fence: Fence | None) -> None:
         """Take a publication; its pages are read once ``fence`` was reached."""
-        if self._closed or not self._thread.is_alive():
-            self._say(order, _Fate(Result.SKIPPED, "worker_ended"), time.monotonic())
-            return
-        self._jobs.put(_Job(order, fence, time.monotonic()))
+        job = _Job(order, fence, time.monotonic())
+        with self._lock:
+            taken = not self._ended
+            if taken:
+                self._jobs.put(job)
+        if not taken:
+            self._give_up(job)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is published any more, because the thread is over."""
+        return self._ended
 
     def take(self) -> tuple[tuple[int, ...], tuple[PublicationReport, ...]]:
         """Publications whose blocks are free, and those that ended, since the last call."""
@@ -126,28 +137,53 @@ class CaptureWorker:
             self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=_MAINTENANCE_SECONDS)
-            except queue.Empty:
-                self._maintain()
-                continue
-            if job is None:
-                return
-            fate = _Fate(started_at=time.monotonic())
-            try:
-                self._publish(job, fate)
-            except (StoreError, PlacementError) as error:
-                reason = getattr(error, "reason", None)
-                fate.result = Result.SKIPPED if isinstance(error, Refused) else Result.FAILED
-                fate.reason = str(reason) if reason else type(error).__name__
-                _log.warning("publication %d: %s", job.order.number, error)
-            except Exception:
-                fate.reason = "internal"
-                _log.exception("publication %d failed", job.order.number)
-            if job.fence is not None:
-                job.fence.close()
+        try:
+            while self._next():
+                pass
+        except BaseException:
+            _log.exception("the capture thread ends; nothing is published any more")
+        finally:
+            with self._lock:
+                self._ended = True
+            # Nothing is queued any more, so what is queued now is all there is.
+            while not self._jobs.empty():
+                job = self._jobs.get()
+                if job is not None:
+                    self._give_up(job)
+
+    def _next(self) -> bool:
+        """Take the next publication, or do housekeeping; False at the end."""
+        try:
+            job = self._jobs.get(timeout=_MAINTENANCE_SECONDS)
+        except queue.Empty:
+            self._maintain()
+            return True
+        if job is None:
+            return False
+        fate = _Fate(started_at=time.monotonic())
+        try:
+            self._publish(job, fate)
+        except (StoreError, PlacementError) as error:
+            reason = getattr(error, "reason", None)
+            fate.result = Result.SKIPPED if isinstance(error, Refused) else Result.FAILED
+            fate.reason = str(reason) if reason else type(error).__name__
+            _log.warning("publication %d: %s", job.order.number, error)
+        except Exception:
+            fate.reason = "internal"
+            _log.exception("publication %d failed", job.order.number)
+        finally:
+            self._close_fence(job)
             self._say(job.order, fate, job.named_at)
+        return True
+
+    def _give_up(self, job: _Job) -> None:
+        self._close_fence(job)
+        self._say(job.order, _Fate(Result.SKIPPED), job.named_at)
+
+    @staticmethod
+    def _close_fence(job: _Job) -> None:
+        if job.fence is not None:
+            job.fence.close()
 
     def _maintain(self) -> None:
         try:
@@ -158,7 +194,7 @@ class CaptureWorker:
     def _publish(self, job: _Job, fate: _Fate) -> None:
         order = job.order
         if self._store.holds(order.root):
-            fate.result = Result.ALREADY_HELD
+            fate.result, fate.reason = Result.ALREADY_HELD, ""
             return
         groups = self._gather(order, job.fence)  # (1)
         fate.gathered_at = time.monotonic()
@@ -166,6 +202,7 @@ class CaptureWorker:
         self._say_copied(order.number)  # (2)
         receipt = self._store.publish(order.root, order.boundary, groups, base=order.base)  # (3)
         fate.result = Result.ALREADY_HELD if receipt.already_held else Result.STORED
+        fate.reason = ""
         fate.written = receipt.written_bytes
         fate.referenced = receipt.referenced_pages
 

@@ -24,16 +24,19 @@ from sparkcache_connector.scheduler.quorum import Journal, Report
 from sparkcache_connector.store.core import Options
 from sparkcache_connector.store.errors import Unusable
 from sparkcache_connector.store.store import Store
+from sparkcache_connector.telemetry.health import HealthPage
 from sparkcache_connector.telemetry.metrics import Counts
-from sparkcache_connector.worker.capture import CaptureWorker
+from sparkcache_connector.worker.capture import WORKER_ENDED, CaptureWorker
 from sparkcache_connector.worker.placement import Fence, Placement
 from sparkcache_connector.worker.restore import Ended, RestoreWorker
+from sparkcache_connector.worker.watch import Watch
 
 _log = logging.getLogger("vllm.sparkcache.rank")
+WEIGHTS_CHANGED = "weights_changed"
 
 
-def open_store(path: str, identity: bytes, rank: int, config: Config) -> Store | None:
-    """Open this rank's cache root; None, with the reason in the log, if that cannot be."""
+def open_store(path: str, identity: bytes, rank: int, config: Config) -> Store | Unusable:
+    """Open this rank's cache root, or say why that cannot be."""
     options = Options(
         high_bytes=config.max_bytes or (1 << 62 if config.max_bytes == 0 else None),
         low_bytes=config.low_watermark_bytes or None,
@@ -45,31 +48,39 @@ def open_store(path: str, identity: bytes, rank: int, config: Config) -> Store |
         return Store.open(path, identity=identity, rank=rank, options=options)
     except Unusable as error:
         _log.error("nothing is stored or restored on this rank: %s", error)
-        return None
+        return error
 
 
 class Rank:
     """Joins store, placement, capture and restore of one rank.
 
     Args:
-        store: the open store, or None.
+        store: the open store, or why there is none.
         placement: how pages move.
         geometry: what pages are.
         rank: this rank.
         config: the operator's options.
         counts: where everything is counted.
+        weights_changed: whether the engine's weights are not those of the identity any more.
+        page: where the rank's state is described; None to describe it nowhere.
     """
 
     def __init__(
         self,
-        store: Store | None,
+        store: Store | Unusable,
         placement: Placement,
         geometry: Geometry,
         rank: int,
         config: Config,
         counts: Counts,
+        *,
+        weights_changed: Callable[[], bool],
+        page: HealthPage | None,
     ) -> None:
-        self._store = store
+        self._store = None if isinstance(store, Unusable) else store
+        self._off = str(store.reason) if isinstance(store, Unusable) else ""
+        self._weights_changed = weights_changed
+        self._told_off = ""
         self._placement = placement
         self._rank = rank
         self._counts = counts
@@ -82,7 +93,9 @@ class Rank:
         self._told_evictions: dict[str, int] = {}
         self._capture: CaptureWorker | None = None
         self._restore: RestoreWorker | None = None
-        if store is not None:
+        if not isinstance(store, Unusable):
+            for reason, number in store.found_unusable().items():
+                counts.add("sparkcache_unusable_roots_total", reason, by=number)
             store.drain_changes()
             self._journal.replace(store.inventory())
             self._capture = CaptureWorker(store, placement, geometry.shapes, rank, counts)
@@ -95,6 +108,7 @@ class Rank:
                 threads=config.load_threads,
                 deadline_seconds=config.restore_deadline_seconds,
             )
+        self._watch = Watch(rank, counts, off=self._why_off, page=page)
 
     def fence(self) -> Fence:
         """Mark the present end of the model's stream."""
@@ -106,9 +120,13 @@ class Rank:
 
     def before_forward(self, orders: Orders, fence: Callable[[], Fence]) -> None:
         """Start what needs nothing of this step's forward."""
+        if self._weights_changed():
+            self._switch_off(WEIGHTS_CHANGED)
+        elif orders.switched_off:
+            self._switch_off(orders.switched_off)
         for order in orders.loads:
-            if self._restore is None:
-                refused = LoadReport(order.request, order.root, "store_unusable", False)
+            if self._restore is None or self._off:
+                refused = LoadReport(order.request, order.root, self._off, False)
                 self._refused_loads.append(refused)
                 self._refused_blocks |= order.blocks
             else:
@@ -161,16 +179,20 @@ class Rank:
         inventory = self._journal.next_report()
         refused, self._refused_publications = tuple(self._refused_publications), []
         failed, self._failed = tuple(self._failed), []
+        news = self._off if self._off == WEIGHTS_CHANGED != self._told_off else ""
+        self._told_off = news or self._told_off
         return RankReport(
             self._rank,
             (inventory,) if inventory else (),
             copied,
             publications + refused,
             failed,
+            news,
         )
 
     def close(self) -> None:
         """End both workers, then the store; safe to call twice."""
+        self._watch.close()
         if self._restore is not None:
             self._restore.close()
         if self._capture is not None:
@@ -191,12 +213,30 @@ class Rank:
             self._told_evictions = evictions
 
     def _publish(self, order: PublishOrder, fence: Callable[[], Fence]) -> None:
-        if self._capture is None:
+        if self._capture is None or self._off:
+            self._counts.add("sparkcache_publication_failures_total", self._off)
             self._refused_publications.append(
-                PublicationReport(order.number, Result.SKIPPED, "store_unusable")
+                PublicationReport(order.number, Result.SKIPPED, self._off)
             )
         else:
             self._capture.submit(order, fence())
+
+    def _switch_off(self, reason: str) -> None:
+        """Neither store nor restore any more, from this very step on."""
+        if self._off:
+            return
+        self._off = reason
+        _log.warning("nothing is stored or restored on this rank from now on: %s", reason)
+        if self._restore is not None:
+            self._restore.give_up(reason)
+
+    def _why_off(self) -> dict[str, str]:
+        if self._off:
+            return {"publish": self._off, "restore": self._off}
+        if self._capture is not None and self._capture.ended:
+            return {"publish": WORKER_ENDED}
+        publish = self._store.publishing_off if self._store is not None else None
+        return {"publish": publish} if publish else {}
 
 
 def _current_stream(device: str) -> int:

@@ -29,7 +29,7 @@ from sparkcache_connector.store.reader import Plan
 from sparkcache_connector.store.store import Store
 from sparkcache_connector.telemetry.metrics import Counts
 from sparkcache_connector.telemetry.records import RestoreRecord, to_json
-from sparkcache_connector.worker.capture import GROUP_KINDS
+from sparkcache_connector.worker.capture import GROUP_KINDS, WORKER_ENDED
 from sparkcache_connector.worker.placement import (
     DirectRestore,
     Fence,
@@ -123,6 +123,8 @@ class RestoreWorker:
         self._lock = threading.Lock()
         self._running: dict[str, _Load] = {}
         self._ended: list[str] = []
+        self._received: dict[str, LoadOrder] = {}
+        self._given_up = ""
         self._failed: list[LoadReport] = []
         self._invalid: set[int] = set()
 
@@ -135,7 +137,7 @@ class RestoreWorker:
         try:
             self._pool.submit(self._run, load)
         except RuntimeError:
-            self._end(load, "worker_ended", quarantined=False)
+            self._end(load, WORKER_ENDED, quarantined=False)
 
     def cancel(self, requests: Iterable[str]) -> None:
         """These requests ended: stop their loads, which are still reported once drained."""
@@ -144,11 +146,22 @@ class RestoreWorker:
                 if request in self._running:
                     self._running[request].cancel.set()
 
+    def give_up(self, reason: str) -> None:
+        """Let every load that is not yet taken fail, finished ones too, and all later ones."""
+        with self._lock:
+            self._given_up = reason
+            for load in self._running.values():
+                load.cancel.set()
+            for order in self._received.values():
+                self._note_failure(order, reason, quarantined=False)
+            self._received = {}
+
     def take(self) -> Ended:
         """What ended since the last call."""
         with self._lock:
             ended = Ended(frozenset(self._ended), tuple(self._failed), frozenset(self._invalid))
             self._ended, self._failed, self._invalid = [], [], set()
+            self._received = {}
         return ended
 
     def close(self) -> None:
@@ -160,7 +173,8 @@ class RestoreWorker:
 
     def _run(self, load: _Load) -> None:
         load.started_at = time.monotonic()
-        reason, quarantined = "internal", False
+        # Stays if even the thread ends in between.
+        reason, quarantined = WORKER_ENDED, False
         try:
             self._restore(load)
             reason = ""
@@ -178,8 +192,10 @@ class RestoreWorker:
             reason = type(error).__name__
             _log.warning("root %s: %s", load.order.root.hex()[:16], error)
         except Exception:
+            reason = "internal"
             _log.exception("root %s: restore failed", load.order.root.hex()[:16])
-        self._end(load, reason, quarantined=quarantined)  # (5)
+        finally:
+            self._end(load, reason, quarantined=quarantined)  # (5)
 
     def _restore(self, load: _Load) -> None:
         order = load.order
@@ -257,9 +273,11 @@ class RestoreWorker:
         with self._lock:
             self._running.pop(order.request, None)
             self._ended.append(order.request)
+            reason = self._given_up or reason
             if reason:
-                self._failed.append(LoadReport(order.request, order.root, reason, quarantined))
-                self._invalid |= order.blocks
+                self._note_failure(order, reason, quarantined=quarantined)
+            else:
+                self._received[order.request] = order
         outcome = "received"
         if reason:
             outcome = "cancelled" if reason == Reason.CANCELLED else "failed"
@@ -286,6 +304,10 @@ class RestoreWorker:
             place_ms=(now - read_at) * 1e3,
         )
         _log.info("%s", to_json(record))
+
+    def _note_failure(self, order: LoadOrder, reason: str, *, quarantined: bool) -> None:
+        self._failed.append(LoadReport(order.request, order.root, reason, quarantined))
+        self._invalid |= order.blocks
 
 
 def require_geometry(

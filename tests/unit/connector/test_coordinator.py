@@ -297,13 +297,13 @@ def test_blocks_are_released_once_every_rank_has_copied_and_not_before():
     coordinator = engine.coordinator
     coordinator.absorb(RankReport(0, copied=(order.number,)))
     coordinator.absorb(RankReport(0, copied=(order.number,)))
-    assert coordinator.take_released() == []
+    assert coordinator.held.take_released() == []
     coordinator.absorb(RankReport(1, copied=(order.number,)))
-    assert coordinator.take_released() == [order.number]
+    assert coordinator.held.take_released() == [order.number]
     for rank in (0, 1):
         said = PublicationReport(order.number, STORED)
         coordinator.absorb(RankReport(rank, publications=(said,)))
-    assert coordinator.take_released() == []
+    assert coordinator.held.take_released() == []
     assert not coordinator.has_work
 
 
@@ -315,7 +315,7 @@ def test_failed_rank_releases_blocks_too_and_withdraws_the_root_from_the_others(
     for rank, result in ((0, STORED), (1, Result.FAILED)):
         said = PublicationReport(order.number, result, "x")
         engine.coordinator.absorb(RankReport(rank, publications=(said,)))
-    assert engine.coordinator.take_released() == [order.number]
+    assert engine.coordinator.held.take_released() == [order.number]
     assert engine.coordinator.has_work
     assert engine.step()[0].withdrawals == (order.root,)
     assert not engine.coordinator.has_work
@@ -437,7 +437,7 @@ def test_boundaries_never_fall_inside_pages_that_cannot_be_divided():
 
 def test_blocks_held_for_publications_are_bounded_and_the_rest_is_skipped():
     engine = Engine(DENSE, checkpoint_interval_tokens=512)
-    engine.coordinator.held_blocks_limit = 11
+    engine.coordinator.held.limit = 11
     engine.holds()
     engine.add()
     (order,) = engine.step(0, 1_300, engine.table(1_300))[1]
@@ -462,8 +462,8 @@ def test_switched_off_engine_offers_and_publishes_nothing_any_more():
     )
     assert order is None
     counted = engine.counted()
-    assert counted[("sparkcache_switched_off", "restore", "engine_reset")] == 1
-    assert counted[("sparkcache_switched_off", "publish", "engine_reset")] == 1
+    assert counted[("sparkcache_switched_off", "restore", "engine_reset", "all")] == 1
+    assert counted[("sparkcache_switched_off", "publish", "engine_reset", "all")] == 1
 
 
 @pytest.mark.parametrize("shapes", [DENSE, HYBRID], ids=["dense", "hybrid"])

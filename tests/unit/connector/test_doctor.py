@@ -9,6 +9,7 @@ from sparkcache_connector.doctor import examine
 from sparkcache_connector.store import Store
 from sparkcache_connector.store.manifest import GroupKind
 from sparkcache_connector.store.publication import GroupPages
+from sparkcache_connector.telemetry.health import Health, HealthPage
 
 A, B = b"a" * 32, b"b" * 32
 ONE_RANK = dataclasses.replace(IDENTITY, tensor_parallel=1)
@@ -90,3 +91,30 @@ def test_command_prints_one_page_or_json_and_refuses_what_is_not_there(tmp_path,
     assert json.loads(capsys.readouterr().out)["roots_on_every_rank"] == 1
     assert cli.main(["doctor", str(tmp_path / "gone")]) == 2
     assert "there is no directory" in capsys.readouterr().err
+
+
+def test_what_the_last_engine_said_of_itself_is_told_first(tmp_path):
+    describe(tmp_path, ONE_RANK)
+    publish(tmp_path, ONE_RANK, A)
+    page = HealthPage(tmp_path / "health" / "rank-0.json")
+    failures = {"restores": {"deadline": 2, "page-mismatch": 1}, "roots": {}}
+    page.write(Health(pid=1, off={"publish": "disk-full"}, failures=failures))
+    page.close()
+    diagnosis = examine(tmp_path)
+    assert diagnosis.findings == (
+        "rank-0: publish is off (the last engine, now ended): disk-full",
+        "rank-0: restores that failed (the last engine, now ended): 2 deadline, 1 page-mismatch",
+    )
+    (state,) = diagnosis.as_json()["ranks"]
+    assert (state["off"], state["failures"]) == ({"publish": "disk-full"}, failures)
+
+
+def test_running_engine_is_named_by_its_process(tmp_path):
+    describe(tmp_path, ONE_RANK)
+    page = HealthPage(tmp_path / "health" / "rank-0.json")
+    page.write(Health(pid=os.getpid(), off={"restore": "weights_changed"}))
+    page.close()
+    place, identity = tmp_path / "rank-0", ONE_RANK.digest()
+    with Store.open(place, identity=identity, rank=0):
+        found = examine(tmp_path).findings
+    assert found[0] == f"rank-0: restore is off (engine {os.getpid()}): weights_changed"

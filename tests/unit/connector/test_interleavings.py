@@ -87,7 +87,7 @@ def _one_publication(shapes, results, schedule, repeated) -> None:
             else:
                 coordinator.finished("r", PROMPT, computed=0, in_flight=0, tables=[[], []])
         spoken |= {rank} - {-1}
-        released += coordinator.take_released()
+        released += coordinator.held.take_released()
         assert released == ([order.number] if spoken == {0, 1} else []), (results, schedule)
     holders = sum(result in HELD for result in results)
     withdrawn = engine.step()[0].withdrawals

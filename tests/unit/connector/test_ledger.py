@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from sparkcache_connector.scheduler.ledger import PublicationLedger, Refused, Result
+from sparkcache_connector.scheduler.ledger import HeldBlocks, PublicationLedger, Refused, Result
 
 STORED, HELD, SKIPPED, FAILED = Result
 
@@ -66,3 +66,18 @@ def test_unknown_rank_or_number_changes_nothing(rank, offset):
     number = ledger.open(b"a")
     assert ledger.report(rank, number + offset, STORED) is None
     assert len(ledger) == 1
+
+
+def test_blocks_are_held_until_every_rank_has_read_them_and_released_once():
+    held = HeldBlocks(2)
+    held.limit = 10
+    held.hold(1, 6)
+    assert (held.room_for(4), held.room_for(5)) == (True, False)
+    held.read(0, 1)
+    held.read(0, 1)
+    held.read(0, 99)
+    assert (len(held), held.take_released()) == (1, [])
+    held.read(1, 1)
+    assert (len(held), held.take_released(), held.take_released()) == (0, [1], [])
+    held.read(1, 1)
+    assert (held.take_released(), held.room_for(10)) == ([], True)

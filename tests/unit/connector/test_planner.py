@@ -64,7 +64,7 @@ def test_quarantined_root_disappears_for_everyone():
     quorum = quorum_of([512, 1_536])
     request = plan()
     request.longest(quorum, computed=0)
-    quorum.discard(digest(1_536))
+    quorum.discard(0, digest(1_536))
     assert boundary(request.longest(quorum, computed=0)) == 512
 
 
@@ -104,7 +104,7 @@ def test_asking_again_is_cheap_even_for_a_long_prompt_that_hits_nothing():
     quorum = quorum_of(range(100_000))
     request = plan(131_072, chunk=256)
     for root in range(256, 131_072, 256):
-        quorum.discard(digest(root))
+        quorum.discard(0, digest(root))
     request.longest(quorum, computed=0)
     started = time.perf_counter()
     for _ in range(1_000):

@@ -141,10 +141,23 @@ def test_discarded_root_is_not_offered_before_its_ranks_report_it_gone():
     quorum = Quorum(1)
     exchange(quorum, *journals([A]))
     version = quorum.version
-    quorum.discard(A)
+    quorum.discard(0, A)
     assert not quorum.holds(A)
     assert quorum.version > version
-    quorum.discard(A)
+    quorum.discard(0, A)
+
+
+def test_root_that_one_rank_lost_is_held_again_once_that_rank_alone_reports_it():
+    quorum = Quorum(2)
+    first, second = journals([A], [A])
+    exchange(quorum, first, second)
+    second.remove(A)
+    exchange(quorum, first, second)
+    quorum.discard(1, A)
+    assert not quorum.holds(A)
+    second.add(A)
+    exchange(quorum, first, second)
+    assert quorum.holds(A)
 
 
 def test_quorum_of_nobody_is_a_programming_error():

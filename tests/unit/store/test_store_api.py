@@ -453,3 +453,23 @@ def test_sizes_and_evictions_are_known_without_asking_the_disk(tmp_path: Path) -
         with ThreadPoolExecutor(1) as engine, store._core.lock:
             answer = engine.submit(lambda: (store.allocated_bytes, store.evictions()))
             assert answer.result(10) == (store.stats().allocated_bytes, {"capacity": gone})
+
+
+def test_roots_that_cannot_be_served_are_counted_by_reason_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "root"
+    with open_store(path) as store:
+        for context in (ONE, TWO):
+            store.publish(context, 256, [attention([0])])
+        assert store.found_unusable() == {}
+    (path / "keys").unlink()
+    with open_store(path) as store:
+        assert store.found_unusable() == {"unknown-key": 2}
+        store.publish(THREE, 256, [attention([1])])
+        assert (store.publishing_off, store.allocated_bytes) == (
+            None,
+            store.stats().allocated_bytes,
+        )
+    for pack in pack_files(path):
+        pack.unlink()
+    with open_store(path) as store:
+        assert store.found_unusable() == {"pack-missing": 3}
