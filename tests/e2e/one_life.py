@@ -8,13 +8,17 @@ and ends as the job says: by itself, or killed on the spot with nothing flushed 
 | `model`      | a folder                                                                     |
 | `engine`     | keyword arguments of `vllm.LLM`                                              |
 | `options`    | `kv_connector_extra_config`; absent for an engine without the connector      |
-| `batches`    | lists of prompts (token ids), each list at once, one list after the other    |
-| `forget`     | empty the engine's own prefix cache before each list                         |
-| `tokens`     | how many tokens each prompt generates, greedily                              |
-| `sampling`   | further sampling parameters                                                  |
-| `roots`      | wait until so many roots are stored before ending                            |
-| `tamper`     | `[kind, group, page]`: harm done to restored bytes after they were verified  |
-| `kill`       | end by SIGKILL                                                               |
+| `batches`    | what is asked, one after the other: a list of prompts (token ids), or an     |
+|              | object with `prompts` and its own values for the keys marked *               |
+| `acts` *     | what is done before the prompts are asked: see `harm.ACTS`                   |
+| `forget` *   | empty the engine's own prefix cache before                                   |
+| `tokens` *   | how many tokens each prompt generates, greedily                              |
+| `sampling` * | further sampling parameters                                                  |
+| `salt` *     | the requests' `cache_salt`                                                   |
+| `adapter` *  | `[number, folder]` of a LoRA adapter                                         |
+| `roots`      | roots that every rank must hold before the end                               |
+| `harm`       | harm done to the connector before the engine starts: see `harm.HARM`         |
+| `kill`       | end by SIGKILL, with every process of the engine                             |
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.e2e import harm
 
 ENGINE = {
     "dtype": "float32",
@@ -33,6 +40,7 @@ ENGINE = {
     "enable_prefix_caching": True,
     "max_model_len": 4096,
     "max_num_batched_tokens": 1024,
+    "disable_log_stats": False,
 }
 TRANSFER = {
     "kv_connector": "SparkCacheConnector",
@@ -44,29 +52,44 @@ TRANSFER = {
 
 def main() -> None:
     job = json.load(sys.stdin)
-    if job.get("tamper"):
-        _tamper(*job["tamper"])
+    for name, *arguments in job.get("harm", ()):
+        harm.HARM[name](*arguments)
     import vllm
 
     arguments = ENGINE | job.get("engine", {})
     if "options" in job:
         arguments["kv_transfer_config"] = TRANSFER | {"kv_connector_extra_config": job["options"]}
     llm = vllm.LLM(model=job["model"], **arguments)
-    answers = {"batches": [_ask(llm, job, batch) for batch in job["batches"]]}
+    answers: dict[str, Any] = {"batches": []}
+    for batch in job["batches"]:
+        own = batch if isinstance(batch, dict) else {"prompts": batch}
+        answers["batches"].append(_ask(llm, job | own))
+    theirs = _metrics("vllm:")
+    answers["preemptions"] = theirs["vllm:num_preemptions_total"]
+    answers["drafts"] = theirs.get("vllm:spec_decode_num_draft_tokens_total", 0)
+    answers["accepted"] = theirs.get("vllm:spec_decode_num_accepted_tokens_total", 0)
+    answers["async_scheduling"] = _core(llm).vllm_config.scheduler_config.async_scheduling
     if "options" in job:
-        _wait_for_roots(job.get("roots", 0))
         answers["free_blocks"] = _settle(llm)
+        held = len(_side(llm).coordinator.quorum)
+        assert held >= job.get("roots", 0), f"{held} roots on every rank"
+        answers["roots"] = held
+        answers["metrics"] = _metrics("sparkcache_")
+        answers["doctor"] = _doctor(job["options"]["spark_cache_root"])
     Path(sys.argv[1]).write_text(json.dumps(answers))
     if job.get("kill"):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
 
 
-def _ask(llm: Any, job: dict[str, Any], prompts: list[list[int]]) -> list[dict[str, Any]]:
+def _ask(llm: Any, job: dict[str, Any]) -> list[dict[str, Any]]:
     import vllm
+    from vllm.lora.request import LoRARequest
 
+    if "options" in job and (job.get("forget") or job.get("acts")):
+        _settle(llm)
+    for name, *arguments in job.get("acts", ()):
+        harm.ACTS[name](llm, *arguments)
     if job.get("forget"):
-        if "options" in job:
-            _settle(llm)
         assert llm.reset_prefix_cache(), "blocks are still in use"
 
     sampling = vllm.SamplingParams(
@@ -76,85 +99,76 @@ def _ask(llm: Any, job: dict[str, Any], prompts: list[list[int]]) -> list[dict[s
         detokenize=False,
         **job.get("sampling", {}),
     )
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [
-        {
-            "tokens": list(answer.outputs[0].token_ids),
-            "logprobs": [
-                step[token].logprob
-                for token, step in zip(
-                    answer.outputs[0].token_ids, answer.outputs[0].logprobs, strict=True
-                )
-            ],
-            "cached": answer.num_cached_tokens,
-        }
-        for answer in llm.generate(requests, sampling, use_tqdm=False)
-    ]
+    adapter = job.get("adapter")
+    lora = LoRARequest("adapter", adapter[0], adapter[1]) if adapter else None
+    salt = {"cache_salt": job["salt"]} if "salt" in job else {}
+    requests = [{"prompt_token_ids": prompt, **salt} for prompt in job["prompts"]]
+    answers = llm.generate(requests, sampling, use_tqdm=False, lora_request=lora)
+    return [_plain(answer) for answer in answers]
 
 
-def _rank() -> Any:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+def _plain(answer: Any) -> dict[str, Any]:
+    (output,) = answer.outputs
+    plain = {
+        "tokens": list(output.token_ids),
+        "logprobs": [
+            step[token].logprob
+            for token, step in zip(output.token_ids, output.logprobs, strict=True)
+        ],
+        "cached": answer.num_cached_tokens,
+    }
+    if answer.prompt_logprobs is not None:
+        # The first token has none.
+        told = zip(answer.prompt_token_ids[1:], answer.prompt_logprobs[1:], strict=True)
+        plain["prompt_logprobs"] = [step[token].logprob for token, step in told]
+    return plain
 
-    return get_kv_transfer_group()._rank
+
+def _core(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core
 
 
-def _wait_for_roots(number: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(_rank()._store.inventory()) < number:
-        assert time.monotonic() < deadline, f"{len(_rank()._store.inventory())} roots"
-        time.sleep(0.01)
+def _side(llm: Any) -> Any:
+    return _core(llm).scheduler.connector._side
 
 
 def _settle(llm: Any) -> list[int]:
     """Step the idle engine until every publication is reported; count blocks in use."""
-    core = llm.llm_engine.engine_core.engine_core
-    side = core.scheduler.connector._side
-    deadline = time.monotonic() + 30
+    side = _side(llm)
+    deadline = time.monotonic() + 60
     while side.coordinator.has_work:
         assert time.monotonic() < deadline, "publications are never reported"
-        core.step_fn()
-    pool = core.scheduler.kv_cache_manager.block_pool
+        llm.llm_engine.step()
+    pool = _core(llm).scheduler.kv_cache_manager.block_pool
     return [pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, len(side._held)]
 
 
-def _tamper(kind: str, group: int, page: int) -> None:
-    """Harm verified bytes on their way to the engine: below the authentication."""
-    from sparkcache_connector.store.store import Store
+def _metrics(prefix: str) -> dict[str, float]:
+    """What the engine's own Prometheus registry holds, by name and our labels."""
+    from prometheus_client import REGISTRY
 
-    read = Store.read
-
-    def harmful_read(self, plan, destinations, **keywords):
-        size = read(self, plan, destinations, **keywords)
-        victim = destinations[group][page]
-        if victim is None:
-            return size
-        if kind == "zero":
-            victim[:] = bytes(len(victim))
-        elif kind == "swap":
-            other = destinations[group + 1][page]
-            victim[:], other[:] = bytes(other), bytes(victim)
-        elif kind == "other_boundary":
-            victim[:] = _state_of_another_boundary(self, plan, group)
-        return size
-
-    Store.read = harmful_read
+    told = {}
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if metric.name.startswith(prefix) and not sample.name.endswith("_created"):
+                theirs = {"model_name", "engine"}
+                labels = [value for name, value in sample.labels.items() if name not in theirs]
+                told[" ".join([sample.name, *labels])] = sample.value
+    return told
 
 
-def _state_of_another_boundary(store: Any, plan: Any, group: int) -> bytes:
-    for context in store.inventory() - {plan.manifest.context}:
-        with store.plan(context) as other:
-            view = memoryview(bytearray(other.manifest.groups[group].page_bytes))
-            wanted = [[None] * g.count for g in other.manifest.groups]
-            wanted[group][0] = view
-            store._core.reader.read(other, wanted, _no_stop(), None)
-            return bytes(view)
-    raise AssertionError("only one root is stored")
-
-
-def _no_stop() -> Any:
-    from sparkcache_connector.store.workers import Stop
-
-    return Stop()
+def _doctor(root: str) -> dict[str, Any]:
+    """What the command says beside the running engine."""
+    time.sleep(harm.HEALTH_SECONDS)
+    command = [sys.executable, "-P", "-m", "sparkcache_connector.cli"]
+    done = subprocess.run(
+        [*command, "doctor", "--format", "json", root],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 if __name__ == "__main__":

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.support import engine_env, offline_engine
+from tests.support import engine_env, offline_engine, tiny_models
 
 HERE = Path(__file__).parent
 
 
-def live(model: Path, batches: list[Any], **job: Any) -> dict[str, Any]:
-    """One life of an engine; its answers."""
-    job |= {"model": str(model), "batches": batches}
+Batches = list[Any] | dict[str, Any]
+
+
+def live(model: Path, batches: Batches, **job: Any) -> dict[str, Any]:
+    """One life of an engine; its answers, named as the batches are if these are named."""
+    named = isinstance(batches, dict)
+    job |= {"model": str(model), "batches": list(batches.values()) if named else batches}
     python = engine_env.interpreter("patched")
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         process = subprocess.run(
@@ -27,14 +32,17 @@ def live(model: Path, batches: list[Any], **job: Any) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=420,
             check=False,
+            start_new_session=True,
         )
         tail = "\n".join(process.stdout.splitlines()[-40:])
         expected = -signal.SIGKILL if job.get("kill") else 0
         assert process.returncode == expected, f"ended with {process.returncode}:\n{tail}"
         answers: dict[str, Any] = json.loads(Path(answer.name).read_bytes())
         answers["log"] = process.stdout
+        if named:
+            answers["batches"] = dict(zip(batches, answers["batches"], strict=True))
         return answers
 
 
@@ -46,16 +54,19 @@ def options(root: Path, **more: Any) -> dict[str, Any]:
     return {"spark_cache_root": str(root), "spark_cache_min_span_tokens": 256, **more}
 
 
-def tokens(answers: dict[str, Any], batch: int = 0) -> list[list[int]]:
+def tokens(answers: dict[str, Any], batch: int | str = 0) -> list[list[int]]:
     return [answer["tokens"] for answer in answers["batches"][batch]]
 
 
-def cached(answers: dict[str, Any], batch: int = 0) -> list[int]:
+def cached(answers: dict[str, Any], batch: int | str = 0) -> list[int]:
     return [answer["cached"] for answer in answers["batches"][batch]]
 
 
-def flip_a_bit_of_every_page(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    for offset in range(4096, len(data), 4096):
-        data[offset] ^= 1
-    path.write_bytes(data)
+def prompt(seed: int, length: int) -> list[int]:
+    """Token ids drawn from a seed."""
+    return random.Random(seed).choices(range(tiny_models.VOCABULARY), k=length)
+
+
+def findings(answers: dict[str, Any]) -> str:
+    """What `sparkcache doctor` said at the end, beside the running engine."""
+    return "\n".join(answers["doctor"]["findings"])

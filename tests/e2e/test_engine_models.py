@@ -22,7 +22,13 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in ("granite", "sliding") else pytest.mark.full)
+        for family in sorted(tiny_models.FAMILIES)
+    ],
+)
 def test_a_zeroed_page_changes_the_answer_and_its_bytes_restore_it(family: str) -> None:
     python = engine_env.interpreter("stock")
     model = engine_env.tiny_model(family, python)

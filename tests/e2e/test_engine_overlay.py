@@ -73,7 +73,7 @@ ENGINE = {
 }
 
 
-@pytest.mark.parametrize("connector", ["none", "passive"])
+@pytest.mark.parametrize("connector", [pytest.param("none", marks=pytest.mark.full), "passive"])
 def test_o5_without_opt_in_a_hybrid_answers_token_for_token_as_unpatched(connector: str) -> None:
     python = {name: engine_env.interpreter(name) for name in ("stock", "patched")}
     model = engine_env.tiny_model("granite", python["stock"])
