@@ -108,11 +108,19 @@ crash: $(TOOLS) ## kill, power-loss, error and fuzz sweeps of the store in full 
 	@HYPOTHESIS_PROFILE=full $(PY) -m pytest -q tests/crash tests/fuzz tests/unit/store/test_store_model.py
 	@$(PY) -m tests.crash.sweep_syscalls
 
+MINUTES ?= 30
+SEED ?= 1
+
+.PHONY: soak
+soak: engine ## random conversations, aborts, kills and a small quota, every answer checked; MINUTES=30
+	@$(PY) -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(if $(FAMILIES),--families $(FAMILIES))
+
 .PHONY: bench
-bench: $(TOOLS) ## measure builder, judge and store against rulers of the same run; DIR=… chooses the store's disk
+bench: engine ## measure builder, judge, store and engine against rulers of the same run; DIR=… chooses the store's disk
 	@status=0; \
 	for module in repack verify_venv; do $(PY) -m bench.$$module || status=1; done; \
 	$(PY) -m bench.store $(DIR) || status=1; \
+	$(PY) -m bench.engine || status=1; \
 	exit $$status
 
 .PHONY: mutants

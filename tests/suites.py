@@ -89,6 +89,7 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite("conformance", "vLLM's own tests, unpatched and patched", make=("conformance",)),
     Suite("e2e", "a real engine, killed and restarted", pytest=("tests/e2e",), needs=("engine",)),
+    Suite("soak", "random lives, every answer checked", pytest=("tests/soak",), needs=("engine",)),
 )
 
 
