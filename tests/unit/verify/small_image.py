@@ -86,8 +86,14 @@ def base_layers() -> list[list[Entry]]:
     return [system, [*installed, Entry(f"{PREFIX}/bin/vllm", small.SCRIPT, 0o755)]]
 
 
+Extra = tuple[tuple[str, bytes], ...]
+"""Files that a build adds to the connector: its native library."""
+
+ANYWHERE = "py3-none-any"
+
+
 @functools.cache
-def laid_over() -> list[Entry]:
+def laid_over(extra: Extra = (), tag: str = ANYWHERE) -> list[Entry]:
     """The touched files, the modules, the connector and the papers."""
     entries = [
         Entry(f"{SITE}/{path}", post) for path, post in small.POST.items() if post is not None
@@ -97,20 +103,19 @@ def laid_over() -> list[Entry]:
             head, _, name = path.rpartition("/")
             entries.append(Entry(f"{SITE}/{head}/.wh.{name}"))
     entries += files(small.MODULES, SITE)
-    entries += files(small.installed(small.connector_wheel(), CONNECTOR_INFO), SITE)
-    bundle = small.bundle(BASE)
+    connector = small.connector_wheel(dict(extra), tag)
+    entries += files(small.installed(connector, CONNECTOR_INFO), SITE)
+    bundle = small.bundle(BASE, dict(extra), tag)
     papers = {name: data for name, data in bundle.items() if not name.endswith(".whl")}
     papers["contract.json"] = small.canonical(small.contract())
-    papers["attestations.intoto.jsonl"] = b"".join(attestations())
+    papers["attestations.intoto.jsonl"] = b"".join(attestations(extra, tag))
     return entries + [Entry(f"{SHARE}/{name}", data) for name, data in papers.items()]
 
 
 @functools.cache
-def attestations() -> list[bytes]:
-    return [
-        small.canonical(envelope(small.canonical(each), [ALICE]))
-        for each in statements(small.bundle(BASE))
-    ]
+def attestations(extra: Extra = (), tag: str = ANYWHERE) -> list[bytes]:
+    told = statements(small.bundle(BASE, dict(extra), tag))
+    return [small.canonical(envelope(small.canonical(each), [ALICE])) for each in told]
 
 
 @functools.cache
@@ -219,9 +224,9 @@ class Image:
         return Path(f"{place}:{TAG}")
 
 
-def whole() -> Image:
+def whole(extra: Extra = (), tag: str = ANYWHERE) -> Image:
     """A base image and the layer over it, as an image build leaves it."""
-    return Image([list(each) for each in (*base_layers(), laid_over())])
+    return Image([list(each) for each in (*base_layers(), laid_over(extra, tag))])
 
 
 def layer() -> Image:

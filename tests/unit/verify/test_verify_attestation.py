@@ -91,7 +91,7 @@ def statements(bundle: dict[str, bytes]) -> list[dict[str, Any]]:
     pins = small.pins()
     base = pins["bases"][BASE]
     wheel = {small.wheel_name(BASE)}
-    wheels = wheel | {small.CONNECTOR_NAME}
+    wheels = {name for name in bundle if name.endswith(".whl")}
     folder = f"overlay/targets/{small.TARGET}"
     consumed = {f"{folder}/pins.json": receipt["pins"]["sha256"]}
     consumed[f"{folder}/contract.json"] = receipt["contract"]["sha256"]

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.verify import small_image, small_target
+from tests.unit.verify import test_verify_library as library
 from tests.unit.verify.small_image import (
     CONNECTOR_INFO,
     IN_TOTO,
@@ -508,6 +509,35 @@ def test_a_gzip_layer_of_several_members_is_one_stream(tmp_path: Path) -> None:
         assert layer.sha256 == small_target.sha256(packed)
         for entry, data in zip(reversed(entries), (b"2" * 5000, b"1" * 5000), strict=True):
             assert b"".join(layer.chunks(entry.name, entry.offset, entry.size)) == data
+
+
+LIBRARY = f"{SITE}/{library.FOLDER}/x86_64/libsparkcache_placement.so"
+NATIVE: dict[str, tuple[Change, set[str]]] = {
+    "as-built": (lambda image: None, set()),
+    "another": (edit(OURS, LIBRARY, data=small_target.ELF), {"PKG-14", "PKG-5"}),
+    "missing": (drop(OURS, LIBRARY), {"PKG-14", "PKG-4"}),
+    "whiteout": (
+        new_layer(Entry(LIBRARY.replace("/libspark", "/.wh.libspark"))), {"PKG-14", "PKG-4"}),
+    "one-more": (
+        new_layer(Entry(LIBRARY.replace("placement.so", "more.so"), small_target.ELF)),
+        {"PKG-14", "PKG-4"}),
+    "of-another-machine": (
+        edit(OURS, f"{SITE}/{CONNECTOR_INFO}/WHEEL",
+             data=b"Wheel-Version: 1.0\nTag: py3-none-manylinux_2_28_aarch64\n"),
+        {"PKG-14", "PKG-5"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_native_library_of_the_layer_is_the_pinned_one(name: str, tmp_path: Path) -> None:
+    change, expected = NATIVE[name]
+    pins = {"csrc/pins.json": small_target.canonical(library.NATIVE)}
+    small_target.write(tmp_path / "home", small_target.checkout() | pins)
+    extra = library.members("x86_64", library.LIBRARIES["x86_64"])
+    image = small_image.whole(tuple(extra.items()), library.TAG("x86_64"))
+    change(image)
+    report = judge_image(image.write(tmp_path / "layout"), Options(home=tmp_path / "home"))
+    assert bad(report) == expected, report.findings
 
 
 @given(
