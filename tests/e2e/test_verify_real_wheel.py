@@ -1,4 +1,4 @@
-"""Twelve mutations of the real patched wheel, each with its own check ids and no other.
+"""Mutations of the real patched wheel: the judge names each, and so does the connector's start.
 
 The wheel is the output of a real build. Members are replaced in a copy of the archive
 without unpacking it; a careful forger rewrites RECORD, too.
@@ -10,6 +10,8 @@ import base64
 import csv
 import hashlib
 import io
+import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -19,6 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from sparkcache_connector.contract import Contract, require
+from sparkcache_connector.errors import ContractError
+from sparkcache_connector.file_memo import DigestMemo
 from verify.judges.case import Options
 from verify.judges.wheel import judge_wheel
 from verify.report import Status, Verdict
@@ -28,6 +33,10 @@ pytestmark = pytest.mark.download
 ROOT = Path(__file__).parents[2]
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 LOGGER = "vllm/logger.py"
+TARGET = ROOT / "overlay" / "targets" / "v0.28.0"
+PINS = json.loads((TARGET / "pins.json").read_bytes())
+PATCHED = [file["path"] for file in PINS["files"]]
+ADDED = [module["path"] for module in PINS["modules"]]
 
 Members = dict[str, bytes | None]
 
@@ -206,3 +215,49 @@ def test_the_real_wheel_passes_and_so_does_a_copy_that_these_tests_write(
     archive.write(file, {}, {})
     for each in (wheel, file):
         assert judge_wheel(each, Options(home=ROOT)).verdict is Verdict.PASSED
+
+
+def test_the_judge_names_every_file_of_the_overlay_that_was_changed(
+    wheel: Path, archive: Archive, tmp_path: Path
+) -> None:
+    changes: Members = {path: append(archive.member(path)) for path in (*PATCHED, *ADDED)}
+    file = tmp_path / wheel.name
+    archive.write(file, careful(lambda _a: changes)(archive), {})
+    report = judge_wheel(file, Options(home=ROOT))
+    failed = {(f.check, f.path) for f in report.findings if f.status is Status.FAIL}
+    assert failed == {
+        *(("PATCH-4", path) for path in PATCHED),
+        *(("TREE-6", path) for path in ADDED),
+        *(("CONTRACT-2", path) for path in (*PATCHED, *ADDED)),
+    }
+
+
+@pytest.fixture(scope="module")
+def site(archive: Archive, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the lease contract, as an installation of the wheel has them."""
+    place = tmp_path_factory.mktemp("site-packages")
+    for file in Contract.parse((TARGET / "contract.json").read_bytes()).files:
+        (place / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (place / file.path).write_bytes(archive.member(file.path))
+    return place
+
+
+@pytest.mark.parametrize("path", [*PATCHED, *ADDED])
+def test_the_connector_refuses_an_engine_in_which_a_file_of_the_overlay_was_changed(
+    site: Path, tmp_path: Path, path: str
+) -> None:
+    contract = Contract.parse((TARGET / "contract.json").read_bytes())
+    memo = DigestMemo(tmp_path / "memo", "sha256")
+    assert require(site, contract, memo, recurrent=True) == "spark.1"
+    whole = (site / path).read_bytes()
+    for changed in (append(whole), crlf(whole), b"", None):
+        if changed is None:
+            (site / path).unlink()
+        else:
+            (site / path).write_bytes(changed)
+        try:
+            with pytest.raises(ContractError, match=re.escape(path)):
+                require(site, contract, memo, recurrent=True)
+        finally:
+            (site / path).write_bytes(whole)
+    assert require(site, contract, memo, recurrent=True) == "spark.1"
