@@ -21,6 +21,10 @@ FIXED = Path(__file__).with_name("fixed_part.txt")
 FULL = ("tests/v1/core", "tests/v1/kv_connector/unit")
 _LIMIT = 600
 """Seconds for one test; the longest takes a minute on two cores."""
+_SILENCE = 2 * _LIMIT
+"""Seconds without a word from pytest: it hangs where its own limit does not reach."""
+_NEWS = 60
+"""Seconds between two lines about the progress, where no terminal shows it."""
 
 
 def fixed_part() -> list[str]:
@@ -52,7 +56,8 @@ def running(
     names: Sequence[str], tests: Sequence[str], scratch: Path, home: Path, out: Path
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Start pytest over `tests` under each environment of `names`; end what is left running."""
-    environment = os.environ | offline_engine.ENVIRONMENT | {"HF_HOME": str(home)}
+    environment = os.environ | offline_engine.ENVIRONMENT
+    environment |= {"HF_HOME": str(home), "PYTHONUNBUFFERED": "1"}
     # Upstream's tests choose these themselves, and their own `tests` package must win.
     for name in ("PYTHONPATH", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
         environment.pop(name, None)
@@ -84,21 +89,38 @@ def run(
     """Run `tests` under each environment of `names` at once; return their results by name."""
     out.mkdir(parents=True, exist_ok=True)
     with running(names, tests, scratch, home, out) as processes:
+        started = told = time.monotonic()
+        heard = dict.fromkeys(names, (0, started))
         while any(process.poll() is None for process in processes.values()):
             time.sleep(1)
+            now = time.monotonic()
+            for name in names:
+                size = (out / f"{name}.log").stat().st_size
+                if size != heard[name][0]:
+                    heard[name] = (size, now)
+                elif processes[name].poll() is None and now - heard[name][1] > _SILENCE:
+                    raise RuntimeError(f"pytest under {name} hangs:\n{_tail(out, name)}")
+            shown = ", ".join(f"{name} {_progress(out / f'{name}.log')}" for name in names)
             if sys.stderr.isatty():
-                shown = ", ".join(f"{name} {_progress(out / f'{name}.log')}" for name in names)
                 print(f"\r\033[K{shown}", end="", file=sys.stderr, flush=True)
+            elif now - told > _NEWS:
+                told = now
+                print(f"after {(now - started) / 60:.0f} min: {shown}", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     results = {}
     for name, process in processes.items():
         report = out / f"{name}.xml"
         if process.returncode not in (0, 1) or not report.exists():
-            tail = "\n".join((out / f"{name}.log").read_text().splitlines()[-15:])
-            raise RuntimeError(f"pytest under {name} ended with {process.returncode}:\n{tail}")
+            raise RuntimeError(
+                f"pytest under {name} ended with {process.returncode}:\n{_tail(out, name)}"
+            )
         results[name] = read_junit(report.read_text())
     return results
+
+
+def _tail(out: Path, name: str) -> str:
+    return "\n".join((out / f"{name}.log").read_text(errors="replace").splitlines()[-15:])
 
 
 def _progress(log: Path) -> str:

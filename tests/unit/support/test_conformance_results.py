@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -101,3 +102,26 @@ def test_a_build_whose_pytest_cannot_start_is_not_a_column(
 
     with pytest.raises(RuntimeError, match=r"(?s)under stock ended with 4.*no such interpreter"):
         columns.run(["stock"], ["tests"], tmp_path, tmp_path, tmp_path / "out")
+
+
+def _stuck(path: Path) -> Path:
+    """An interpreter that says something once and then nothing for a minute."""
+    path.write_text("#!/bin/sh\necho '.... [ 12%]'\nexec sleep 60\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_pytest_that_falls_silent_is_ended_and_its_last_words_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck = _stuck(tmp_path / "python")
+    monkeypatch.setattr("tests.support.engine_env.interpreter", lambda name: stuck)
+    monkeypatch.setattr(columns, "_SILENCE", 2)
+    monkeypatch.setattr(columns, "_NEWS", 1)
+    started = time.monotonic()
+
+    with pytest.raises(RuntimeError, match=r"(?s)under stock hangs.*12%"):
+        columns.run(["stock"], ["tests"], tmp_path, tmp_path, tmp_path / "out")
+
+    assert time.monotonic() - started < 30
+    assert "after 0 min: stock 12%" in capsys.readouterr().err
