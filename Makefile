@@ -123,6 +123,12 @@ bench: engine ## measure builder, judge, store and engine against rulers of the 
 	$(PY) -m bench.engine || status=1; \
 	exit $$status
 
+.PHONY: overlay
+overlay: engine ## the overlay's rules, its random tests in full (a third of an hour; CI runs a sample)
+	@HYPOTHESIS_PROFILE=full SPARKCACHE_UNPATCHED_SCRIPTS=600 \
+	  SPARKCACHE_STOCK_PYTHON=.engine/stock/bin/python \
+	  .engine/patched/bin/python -m pytest -q tests/engine/overlay
+
 .PHONY: mutants
 mutants: engine ## break the overlay in many small ways; its tests must notice each
 	@.engine/patched/bin/python tests/engine/overlay/mutants.py $(MUTANTS)
