@@ -223,16 +223,16 @@ def _wrong_answer(pool: Any) -> None:
 
 
 def _with_publications(action: Callable[[Any], None], number: int = 16) -> None:
-    from sparkcache_connector.connector import _SchedulerSide
+    from sparkcache_connector.scheduler_side import SchedulerSide
 
-    hold, left = _SchedulerSide._hold, iter(range(number))
+    hold, left = SchedulerSide._hold, iter(range(number))
 
     def harmful_hold(self: Any, order: Any) -> None:
         hold(self, order)
         if next(left, None) is not None:
             action(order)
 
-    _SchedulerSide._hold = harmful_hold
+    SchedulerSide._hold = harmful_hold
 
 
 _KEPT: list[Any] = []
