@@ -76,6 +76,7 @@ def main() -> None:
         answers["roots"] = held
         answers["metrics"] = _metrics("sparkcache_")
         answers["doctor"] = _doctor(job["options"]["spark_cache_root"])
+        answers["placement"] = _placement()
     Path(sys.argv[1]).write_text(json.dumps(answers))
     if job.get("kill"):
         os.killpg(0, signal.SIGKILL)
@@ -130,6 +131,22 @@ def _core(llm: Any) -> Any:
 
 def _side(llm: Any) -> Any:
     return _core(llm).scheduler.connector._side
+
+
+def _placement() -> dict[str, Any]:
+    """Which placement serves, from which connector, and what it moved."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    import sparkcache_connector
+
+    placement = get_kv_transfer_group()._rank._placement
+    moved = placement.stats()
+    return {
+        "name": placement.name,
+        "connector": sparkcache_connector.__file__,
+        "restored": moved.pages_restored,
+        "captured": moved.pages_captured,
+    }
 
 
 def _settle(llm: Any) -> list[int]:

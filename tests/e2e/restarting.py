@@ -21,35 +21,54 @@ LONGEST_SECONDS = 900
 Batches = list[Any] | dict[str, Any]
 
 
-def live(model: Path, batches: Batches, **job: Any) -> dict[str, Any]:
-    """One life of an engine; its answers, named as the batches are if these are named."""
+def live(model: Path, batches: Batches, packages: Path | None = None, **job: Any) -> dict[str, Any]:
+    """One life of an engine; its answers, named as the batches are if these are named.
+
+    ``packages`` comes first on the import path.
+    """
     named = isinstance(batches, dict)
     job |= {"model": str(model), "batches": list(batches.values()) if named else batches}
-    python = engine_env.interpreter("patched")
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
-        with subprocess.Popen(
-            [python, "-P", HERE / "one_life.py", answer.name],
-            env=os.environ | offline_engine.ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                log, _ = process.communicate(json.dumps(job), timeout=LONGEST_SECONDS)
-            finally:
-                # Its ranks are processes of their own, and outlive it when it is too slow.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        code, log = _run(answer.name, packages, job)
         tail = "\n".join(log.splitlines()[-40:])
         expected = -signal.SIGKILL if job.get("kill") else 0
-        assert process.returncode == expected, f"ended with {process.returncode}:\n{tail}"
+        assert code == expected, f"ended with {code}:\n{tail}"
         answers: dict[str, Any] = json.loads(Path(answer.name).read_bytes())
         answers["log"] = log
         if named:
             answers["batches"] = dict(zip(batches, answers["batches"], strict=True))
         return answers
+
+
+def refused(model: Path, packages: Path, **options: Any) -> str:
+    """What an engine with the connector of ``packages`` says that does not start."""
+    job = {"model": str(model), "batches": [], "options": options}
+    code, log = _run(os.devnull, packages, job)
+    assert code == 1, log
+    return log
+
+
+def _run(answer: str, packages: Path | None, job: dict[str, Any]) -> tuple[int, str]:
+    """Run a life to its end; its exit code and what it said."""
+    environment = os.environ | offline_engine.ENVIRONMENT
+    if packages is not None:
+        environment["PYTHONPATH"] = f"{packages}{os.pathsep}{environment['PYTHONPATH']}"
+    with subprocess.Popen(
+        [engine_env.interpreter("patched"), "-P", HERE / "one_life.py", answer],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            log, _ = process.communicate(json.dumps(job), timeout=LONGEST_SECONDS)
+        finally:
+            # Its ranks are processes of their own, and outlive it when it is too slow.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, log
 
 
 def model_of(family: str, seed: int = 0) -> Path:
