@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from boundary_harness import GLM_16, GLM_256, SAME_BLOCK, make_engine
+from boundary_harness import (
+    GLM_16,
+    GLM_256,
+    SAME_BLOCK,
+    TWO_GROUPS,
+    Geometry,
+    make_engine,
+    token_ids,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -53,6 +61,25 @@ def test_o4_a_tail_that_a_step_in_flight_has_advanced_is_not_passed_on() -> None
     assert [t for _, t in offered] == [6912, 7168]
     assert offered[1][0] == first
     assert second not in {b for b, _ in offered}
+
+
+@pytest.mark.parametrize("geometry", [GLM_256, TWO_GROUPS], ids=["one", "two"])
+def test_o4_no_request_resumes_from_a_tail_that_a_step_in_flight_has_advanced(
+    geometry: Geometry,
+) -> None:
+    """The copy of the right state stays cached; once it is evicted, nothing is left."""
+    engine = make_engine(geometry, depth=2, asynchronous=True)
+    prompt = token_ids("r", 7168)
+    engine.add("r", prompt, max_tokens=20)
+    engine.run()
+    for group in geometry.recurrent:
+        (block_id,) = engine.registered(group, "r", 7168)
+        assert engine.holds(group, block_id, "r", 7168)
+        engine.pool.evict_blocks({block_id})
+        assert engine.registered(group, "r", 7168) == set()
+    engine.add("s", [*prompt, *range(300)], max_tokens=2)
+    engine.run()
+    assert engine.worker.garbage == 0
 
 
 def test_o4_the_tail_of_a_load_is_offered_once_it_is_copied() -> None:

@@ -161,10 +161,6 @@ class Machine(RuleBasedStateMachine):
         self.count += 1
         request_id = f"r{self.count}"
         unit = self.engine.geometry.hash_block
-        if self.asynchronous and length % unit == 0:
-            # vLLM 0.28.0 then registers a tail that a step in flight has advanced: see
-            # test_o4_a_tail_that_a_step_in_flight_has_advanced_is_not_passed_on.
-            length += 1
         answers = []
         for answer in chosen:
             if answer == "invalid":
@@ -278,7 +274,10 @@ class Machine(RuleBasedStateMachine):
             targets = (union or {replay}) if valid else set()
             own_tail = request.num_prompt_tokens // unit * unit
             tails = set(step.tails.get(request_id, ()))
-            assert tails <= set(triples)
+            # Under async scheduling vLLM 0.28.0 makes a tail of its own twice: see
+            # test_o4_a_tail_that_a_step_in_flight_has_advanced_is_not_passed_on.
+            second = {t for _, _, t in tails - set(triples)}
+            assert not second or (self.asynchronous and second == {request.num_prompt_tokens})
             for boundary in {t for _, _, t in triples}:
                 groups = [g for g, _, t in triples if t == boundary]
                 assert len(groups) == len(set(groups))

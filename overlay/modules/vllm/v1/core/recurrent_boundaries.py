@@ -176,8 +176,24 @@ class RecurrentBoundaries:
         Async scheduling caches here too, while a later step already advances the
         running state: what vLLM registers then is not the state that it says.
         """
-        if self._choices is not None and num_tokens == request.num_computed_tokens:
+        if self._choices is None:
+            return
+        if num_tokens == request.num_computed_tokens:
             self._expect_own_tail(request, num_tokens)
+        else:
+            self._hide_advanced_tail(request, num_tokens)
+
+    def _hide_advanced_tail(self, request: "Request", num_tokens: int) -> None:
+        """Let no request resume from a state that is not the one it is hashed as.
+
+        The state at the boundary has a copy of its own by then, which stays
+        cached. vLLM's hand-off of the tail is left as vLLM makes it.
+        """
+        for manager in self._recurrent.values():
+            registered = manager._producer_partial_tail_reqs.get(request.request_id)
+            running = manager._partial_hit_reqs.get(request.request_id)
+            if registered == num_tokens and running is not None:
+                self._pool.evict_blocks({running[1].block_id})
 
     def _expect_own_tail(self, request: "Request", num_tokens: int) -> None:
         """Await the copy of the partial tail, if vLLM has just registered it."""
