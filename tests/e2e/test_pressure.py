@@ -59,7 +59,8 @@ def test_drafts_of_a_speculating_engine_are_never_stored(family: str, tmp_path: 
     # A text that repeats itself is what n-grams can guess, so that drafts are right and wrong.
     words = [prompt(seed, 7) for seed in range(12)]
     text = [token for word in random.Random(8).choices(words, k=150) for token in word]
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    drafts |= {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
     guessing = {"engine": {"speculative_config": drafts}, "tokens": 300}
     model, here = model_of(family), options(tmp_path)
 
