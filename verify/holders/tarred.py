@@ -6,7 +6,6 @@ Compressed tars can only be read from front to back, so everything is hashed in 
 from __future__ import annotations
 
 import gzip
-import io
 import tarfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import IO
 
 from verify.digest import CHUNK, Digest, Progress, ReadError, digest
 from verify.errors import ConfigError
+from verify.forward import Forward
 from verify.holders import READ_LIMIT, Defect, Item
 from verify.manifest import path_problem
 
@@ -24,38 +24,15 @@ MEMBER_COUNT_LIMIT = 200_000
 _ERRORS = (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, RecursionError)
 
 
-class _Forward(io.RawIOBase):
-    """A stream that only goes forward, and refuses to expand without end.
-
-    tarfile reads extended headers whole, as large as they say they are: no single read is
-    larger than a header may be.
-    """
+class _Unpacked(Forward):
+    """What a gzip stream unpacks to."""
 
     def __init__(self, stream: gzip.GzipFile) -> None:
+        super().__init__(READ_LIMIT, TOTAL_LIMIT)
         self._stream = stream
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence != io.SEEK_SET or offset < self._at:
-            raise tarfile.ReadError("members out of order")
-        while self._at < offset and self.read(min(CHUNK, offset - self._at)):
-            pass
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= READ_LIMIT:
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        data = self._stream.read(size)
-        self._at += len(data)
-        if self._at > TOTAL_LIMIT:
-            raise tarfile.ReadError(f"expands to more than {TOTAL_LIMIT} bytes")
-        return data
+    def _take(self, size: int) -> bytes:
+        return self._stream.read(size)
 
 
 class SdistHolder:
@@ -171,7 +148,7 @@ class SdistHolder:
 
 
 def _archive(stream: gzip.GzipFile) -> tarfile.TarFile:
-    return tarfile.TarFile(fileobj=_Forward(stream), mode="r")
+    return tarfile.TarFile(fileobj=_Unpacked(stream), mode="r")
 
 
 def _kind(member: tarfile.TarInfo) -> str:

@@ -8,7 +8,6 @@ found by inflating a few megabytes, and nothing has to be unpacked to a disk.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import tarfile
 import zlib
@@ -19,6 +18,7 @@ from typing import Self
 
 from verify.digest import CHUNK, Progress, ReadError, quiet
 from verify.errors import VerifyError
+from verify.forward import Forward
 
 TOTAL_LIMIT = 256 << 30
 """No layer expands further."""
@@ -124,7 +124,7 @@ class Layer:
         plain: _Packed | _Inflated = source
         if self._gzip:
             plain = _Inflated(source, _State(0, 0, zlib.decompressobj(_GZIP)), self._states)
-        stream = _Forward(plain)
+        stream = _Hashed(plain)
         try:
             yield from _entries(stream)
             self.diff_id = stream.finish()
@@ -256,41 +256,23 @@ class _Inflated:
             self._states.append(_State(self._source.at, self.at, self._inflate.copy(), self._begun))
 
 
-class _Forward(io.RawIOBase):
-    """The archive as tarfile reads it: only forward, bounded, and hashed."""
+class _Hashed(Forward):
+    """A layer's archive, hashed on the way."""
 
     def __init__(self, plain: _Packed | _Inflated) -> None:
+        super().__init__(HEADER_LIMIT, TOTAL_LIMIT)
         self._plain = plain
         self._sha256 = hashlib.sha256()
-        self._at = 0
         self._last = b""
         self._buffer = b""
         self._used = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence != io.SEEK_SET or offset < self._at:
-            raise tarfile.ReadError("entries out of order")
-        while self._at < offset and self.read(min(CHUNK, offset - self._at)):
-            pass
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= HEADER_LIMIT:
-            raise tarfile.ReadError(f"a header of {size} bytes")
+    def _take(self, size: int) -> bytes:
         parts: list[bytes] = []
         while size and (data := self._piece(size)):
             parts.append(data)
             size -= len(data)
-            self._at += len(data)
         self._last = b"".join(parts)
-        if self._at > TOTAL_LIMIT:
-            raise tarfile.ReadError(f"expands to more than {TOTAL_LIMIT} bytes")
         return self._last
 
     def _piece(self, limit: int) -> bytes:
@@ -314,7 +296,7 @@ class _Forward(io.RawIOBase):
         return self._sha256.hexdigest()
 
 
-def _entries(stream: _Forward) -> Iterator[Entry]:
+def _entries(stream: _Hashed) -> Iterator[Entry]:
     archive = tarfile.TarFile(fileobj=stream, mode="r", encoding="utf-8", errors="surrogateescape")
     count = 0
     while (member := archive.next()) is not None:
