@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder.durable import sync_folder
 from builder.errors import BuildError
 from builder.wheel_write import Sink
 
@@ -170,9 +171,9 @@ def staging(final: Path, *, waiting: Callable[[Path], None] | None = None) -> It
         try:
             yield Staging(partial)
             with _named(final):
-                _sync(partial)
+                sync_folder(partial)
                 _swap(partial, final)
-                _sync(final.parent)
+                sync_folder(final.parent)
         finally:
             # the new files if the block failed, else the earlier bundle
             with suppress(OSError):
@@ -195,7 +196,7 @@ def write_file(final: Path, produce: Callable[[Sink], object], *, mode: int = 0o
                 file.settle(mode)
             with _named(final):
                 partial.replace(final)
-                _sync(final.parent)
+                sync_folder(final.parent)
         finally:
             with suppress(OSError):
                 _remove(partial)
@@ -271,14 +272,6 @@ def _exchange(left: Path, right: Path) -> bool:
     if number in _NO_EXCHANGE:
         return False
     raise OSError(number, os.strerror(number), str(right))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

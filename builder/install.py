@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from builder.console import Console
+from builder.durable import sync_folder
 from builder.environment import Environment, EnvironmentProblemError
 from builder.errors import BuildError
 from builder.install_plan import Plan, make_plan
@@ -143,7 +144,7 @@ class _Store:
                         if not kept.exists():
                             _write(kept, plan.contents[side.sha256], 0o600)
             for kind in ("before", "after"):
-                _sync_folder(self._folder / kind)
+                sync_folder(self._folder / kind)
         self.write(plan.journal)
         return plan.journal
 
@@ -153,7 +154,7 @@ class _Store:
             partial.unlink(missing_ok=True)
             _write(partial, journal.dump(), 0o644)
             partial.replace(self._folder / JOURNAL)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
 
     def clear(self) -> bool:
         """Remove the folder, its journal first; say whether there was anything."""
@@ -161,7 +162,7 @@ class _Store:
             return False
         with _disk(self._root):
             (self._folder / JOURNAL).unlink(missing_ok=True)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             shutil.rmtree(self._folder)
         return True
 
@@ -178,7 +179,7 @@ class _Store:
             _write(partial, self._kept("after", wanted.sha256), wanted.mode)
             _own_like(partial, path)
             partial.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def back(self, operation: Operation) -> None:
         path = self._root / operation.path
@@ -196,7 +197,7 @@ class _Store:
             _own_like(partial, path)
             os.utime(partial, ns=(wanted.mtime_ns, wanted.mtime_ns))
             partial.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _kept(self, kind: str, sha256: str) -> bytes:
         path = self._folder / kind / sha256
@@ -283,14 +284,6 @@ def _own_like(partial: Path, path: Path) -> None:
         status = path.lstat()
         if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(partial, status.st_uid, status.st_gid)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
