@@ -214,6 +214,7 @@ class SparkCacheConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.cancel(finished_req_ids)
         ended = self._worker.ended_loads()
         self._invalid_blocks |= ended.invalid_blocks
+        self._worker.collect()  # the engine asks for the counts next, then for the report
         return None, set(ended.requests) or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

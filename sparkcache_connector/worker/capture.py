@@ -269,20 +269,15 @@ class CaptureWorker:
             self._copied.append(number)
 
     def _say(self, order: PublishOrder, fate: _Fate, named_at: float) -> None:  # (4)
-        with self._lock:
-            self._reports.append(PublicationReport(order.number, fate.result, fate.reason))
         now = time.monotonic()
         started = fate.started_at or now
         gathered = fate.gathered_at or now
-        self._counts.add("sparkcache_publications_total", fate.result.value)
-        if fate.reason:
-            self._counts.add("sparkcache_publication_failures_total", fate.reason)
-        if fate.result is Result.STORED:
-            stored = fate.pages - fate.referenced
-            self._counts.add("sparkcache_publication_pages_total", "stored", by=stored)
-            self._counts.add("sparkcache_publication_pages_total", "referenced", by=fate.referenced)
-            self._counts.add("sparkcache_published_bytes_total", by=fate.written)
-        self._counts.add("sparkcache_publication_seconds_total", by=now - started)
+        try:
+            # Before it is reported: whoever knows of a publication finds it counted.
+            self._count(fate, now - started)
+        finally:
+            with self._lock:
+                self._reports.append(PublicationReport(order.number, fate.result, fate.reason))
         record = PublicationRecord(
             request=order.request,
             rank=self._rank,
@@ -299,6 +294,17 @@ class CaptureWorker:
             store_ms=(now - gathered) * 1e3,
         )
         _log.info("%s", to_json(record))
+
+    def _count(self, fate: _Fate, seconds: float) -> None:
+        self._counts.add("sparkcache_publications_total", fate.result.value)
+        if fate.reason:
+            self._counts.add("sparkcache_publication_failures_total", fate.reason)
+        if fate.result is Result.STORED:
+            stored = fate.pages - fate.referenced
+            self._counts.add("sparkcache_publication_pages_total", "stored", by=stored)
+            self._counts.add("sparkcache_publication_pages_total", "referenced", by=fate.referenced)
+            self._counts.add("sparkcache_published_bytes_total", by=fate.written)
+        self._counts.add("sparkcache_publication_seconds_total", by=seconds)
 
 
 def _pages(group: GroupBlocks, shape: GroupShape) -> list[Page]:

@@ -80,14 +80,16 @@ class Rank:
         self._store = None if isinstance(store, Unusable) else store
         self._off = str(store.reason) if isinstance(store, Unusable) else ""
         self._weights_changed = weights_changed
-        self._told_off = ""
+        self._told_changed = ""
+        self._told_off: set[tuple[str, str]] = set()
         self._placement = placement
         self._rank = rank
         self._counts = counts
         self._journal = Journal(rank, secrets.token_hex(16))
         self._refused_loads: list[LoadReport] = []
         self._refused_blocks: set[int] = set()
-        self._refused_publications: list[PublicationReport] = []
+        self._copied: list[int] = []
+        self._publications: list[PublicationReport] = []
         self._failed: list[LoadReport] = []
         self._told_bytes = -1
         self._told_evictions: dict[str, int] = {}
@@ -108,7 +110,7 @@ class Rank:
                 threads=config.load_threads,
                 deadline_seconds=config.restore_deadline_seconds,
             )
-        self._watch = Watch(rank, counts, off=self._why_off, page=page)
+        self._watch = page and Watch(rank, counts, off=self._why_off, page=page)
 
     def fence(self) -> Fence:
         """Mark the present end of the model's stream."""
@@ -163,12 +165,16 @@ class Rank:
         self._failed.extend(ended.failed)
         return ended
 
-    def report(self) -> RankReport:
-        """Everything that is new since the last call."""
-        copied: tuple[int, ...] = ()
-        publications: tuple[PublicationReport, ...] = ()
+    def collect(self) -> None:
+        """Take what has ended since the last call; then take counts, then :meth:`report`.
+
+        In this order nothing is reported whose counts come a step later, or never where no
+        step follows.
+        """
         if self._capture is not None:
-            copied, publications = self._capture.take()
+            copied, ended = self._capture.take()
+            self._copied += copied
+            self._publications += ended
         if self._store is not None:
             changes = self._store.drain_changes()
             for root in changes.removed:
@@ -176,23 +182,29 @@ class Rank:
             for root in changes.added:
                 self._journal.add(root)
             self._tell_store(self._store)
+        self._tell_off()
+
+    def report(self) -> RankReport:
+        """Everything that :meth:`collect` found new since the last call."""
+        copied, self._copied = tuple(self._copied), []
+        publications, self._publications = tuple(self._publications), []
         inventory = self._journal.next_report()
-        refused, self._refused_publications = tuple(self._refused_publications), []
         failed, self._failed = tuple(self._failed), []
-        news = self._off if self._off == WEIGHTS_CHANGED != self._told_off else ""
-        self._told_off = news or self._told_off
+        news = self._off if self._off == WEIGHTS_CHANGED != self._told_changed else ""
+        self._told_changed = news or self._told_changed
         return RankReport(
             self._rank,
             (inventory,) if inventory else (),
             copied,
-            publications + refused,
+            publications,
             failed,
             news,
         )
 
     def close(self) -> None:
         """End both workers, then the store; safe to call twice."""
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.close()
         if self._restore is not None:
             self._restore.close()
         if self._capture is not None:
@@ -212,12 +224,19 @@ class Rank:
                 self._counts.add("sparkcache_evictions_total", reason, by=new)
             self._told_evictions = evictions
 
+    def _tell_off(self) -> None:
+        """Set the gauge of what is off."""
+        now = set(self._why_off().items())
+        for what, reason in now ^ self._told_off:
+            to = int((what, reason) in now)
+            self._counts.set("sparkcache_switched_off", what, reason, str(self._rank), to=to)
+        self._told_off = now
+
     def _publish(self, order: PublishOrder, fence: Callable[[], Fence]) -> None:
         if self._capture is None or self._off:
             self._counts.add("sparkcache_publication_failures_total", self._off)
-            self._refused_publications.append(
-                PublicationReport(order.number, Result.SKIPPED, self._off)
-            )
+            refused = PublicationReport(order.number, Result.SKIPPED, self._off)
+            self._publications.append(refused)
         else:
             self._capture.submit(order, fence())
 

@@ -278,16 +278,12 @@ class RestoreWorker:
                 self._note_failure(order, reason, quarantined=quarantined)
             else:
                 self._received[order.request] = order
-        outcome = "received"
-        if reason:
-            outcome = "cancelled" if reason == Reason.CANCELLED else "failed"
-            self._counts.add("sparkcache_restore_failures_total", reason)
-        now = time.monotonic()
+            outcome = _outcome(reason)
+            now = time.monotonic()
+            # With the lock: whoever knows of the load finds it counted.
+            self._count(load, outcome, reason, now - load.submitted_at)
         read_at = load.read_at or now
         started = load.started_at or now
-        self._counts.add("sparkcache_restores_total", outcome)
-        self._counts.add("sparkcache_restored_bytes_total", by=load.bytes)
-        self._counts.add("sparkcache_restore_seconds_total", by=now - load.submitted_at)
         record = RestoreRecord(
             request=order.request,
             rank=self._rank,
@@ -304,6 +300,13 @@ class RestoreWorker:
             place_ms=(now - read_at) * 1e3,
         )
         _log.info("%s", to_json(record))
+
+    def _count(self, load: _Load, outcome: str, reason: str, seconds: float) -> None:
+        if reason:
+            self._counts.add("sparkcache_restore_failures_total", reason)
+        self._counts.add("sparkcache_restores_total", outcome)
+        self._counts.add("sparkcache_restored_bytes_total", by=load.bytes)
+        self._counts.add("sparkcache_restore_seconds_total", by=seconds)
 
     def _note_failure(self, order: LoadOrder, reason: str, *, quarantined: bool) -> None:
         self._failed.append(LoadReport(order.request, order.root, reason, quarantined))
@@ -334,6 +337,12 @@ def require_geometry(
         found = (group.kind, group.page_bytes, group.first, group.count)
         if found != expected:
             raise GeometryMismatchError(f"group {index}: {found}, expected {expected}")
+
+
+def _outcome(reason: str) -> str:
+    if not reason:
+        return "received"
+    return "cancelled" if reason == Reason.CANCELLED else "failed"
 
 
 def _wanted(manifest: Manifest, groups: Iterable[GroupBlocks]) -> Iterator[_Wanted]:

@@ -1,4 +1,4 @@
-"""Looks after one rank once a second: what is off, and its page of health.
+"""Looks after one rank once a second, and describes it on its page of health.
 
 A thread of its own, because it writes to the disk that the rank is about, and that disk may be
 the one that hangs. It never waits for a lock that is held while the disk is waited for.
@@ -28,9 +28,9 @@ class Watch:
 
     Args:
         rank: this rank, for labels.
-        counts: where everything is counted.
+        counts: where everything is counted; only read.
         off: why ``publish`` or ``restore`` does nothing at present.
-        page: where the state is described; None to describe it nowhere.
+        page: where the state is described.
     """
 
     def __init__(
@@ -39,28 +39,31 @@ class Watch:
         counts: Counts,
         *,
         off: Callable[[], Mapping[str, str]],
-        page: HealthPage | None,
+        page: HealthPage,
     ) -> None:
-        self._rank = str(rank)
+        self._rank = rank
         self._counts = counts
         self._off = off
         self._page = page
-        self._told_off: set[tuple[str, str]] = set()
+        self._broken = False
         self._end = threading.Event()
         self.look()
         self._thread = threading.Thread(target=self._run, name="sparkcache-watch", daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        """Look once."""
-        off = dict(self._off())
-        now = set(off.items())
-        for what, reason in now ^ self._told_off:
-            to = int((what, reason) in now)
-            self._counts.set("sparkcache_switched_off", what, reason, self._rank, to=to)
-        self._told_off = now
-        if self._page is not None:
-            self._describe(self._page, off)
+        """Look once. A page that could not be written is not tried again."""
+        if self._broken:
+            return
+        failures = {
+            what: {labels[0]: int(value) for labels, value in self._counts.totals(name).items()}
+            for what, name in _FAILURES.items()
+        }
+        try:
+            self._page.write(Health(pid=os.getpid(), off=dict(self._off()), failures=failures))
+        except OSError as error:
+            _log.warning("the state of rank %d cannot be described: %s", self._rank, error)
+            self._broken = True
 
     def close(self) -> None:
         """Look a last time and end."""
@@ -68,19 +71,7 @@ class Watch:
             self._end.set()
             self._thread.join()
             self.look()
-            if self._page is not None:
-                self._page.close()
-
-    def _describe(self, page: HealthPage, off: Mapping[str, str]) -> None:
-        failures = {
-            what: {labels[0]: int(value) for labels, value in self._counts.totals(name).items()}
-            for what, name in _FAILURES.items()
-        }
-        try:
-            page.write(Health(pid=os.getpid(), off=off, failures=failures))
-        except OSError as error:
-            _log.warning("the state of rank %s cannot be described: %s", self._rank, error)
-            self._page = None
+            self._page.close()
 
     def _run(self) -> None:
         while not self._end.wait(_SECONDS):
