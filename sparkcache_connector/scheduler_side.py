@@ -147,15 +147,17 @@ def _step_input(output: SchedulerOutput, watched: Collection[str]) -> StepInput:
         )
         for new in output.scheduled_new_reqs
     ]
-    requests.extend(
-        ScheduledRequest(
-            request, computed, scheduled.get(request, 0), blocks, request in cached.resumed_req_ids
+    if watched:
+        resumed = cached.resumed_req_ids
+        requests.extend(
+            ScheduledRequest(
+                request, computed, scheduled.get(request, 0), blocks, request in resumed
+            )
+            for request, computed, blocks in zip(
+                cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+            )
+            if request in watched
         )
-        for request, computed, blocks in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
-        )
-        if request in watched
-    )
     return StepInput(
         requests,
         output.preempted_req_ids or (),

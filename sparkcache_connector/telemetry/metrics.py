@@ -164,6 +164,8 @@ class Counts:
     def take(self) -> list[tuple[str, tuple[str, ...], Value]]:
         """What was counted since the last call; counters start over."""
         with self._lock:
+            if not self._values:
+                return []
             values, self._values = self._values, {}
             for series, value in values.items():
                 if METRICS[series[0]].kind is Kind.COUNTER:
