@@ -29,6 +29,7 @@ BOUNDARIES = CORE + "recurrent_boundaries"
 RECOVERY = CORE + "hybrid_load_recovery"
 SCHEDULER = CORE + "sched.scheduler"
 MANAGER = CORE + "kv_cache_manager"
+GROUPS = CORE + "single_type_kv_cache_manager"
 MULTI = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
 
 # Whatever takes long to import and does not import what the mutants change.
@@ -227,6 +228,9 @@ MUTANTS = (
            "self.failed_recving_kv_req_ids |= failed_req_ids", "pass", LOADS),
     Mutant("a failed load keeps its reservation", SCHEDULER,
            "self._inflight_prefills -= {self.requests[i] for i in failed_req_ids}", "pass", LOADS),
+    Mutant("a load takes fewer blocks than none", GROUPS,
+           "max(cdiv(num_total_computed_tokens, self.block_size) - len(req_blocks), 0)",
+           "cdiv(num_total_computed_tokens, self.block_size) - len(req_blocks)", LOADS),
 )  # fmt: skip
 
 

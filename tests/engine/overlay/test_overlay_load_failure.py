@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from boundary_harness import GLM_256, TWO_GROUPS, Engine, Geometry, Group, make_engine, token_ids
+from boundary_harness import (
+    GLM_16,
+    GLM_256,
+    TWO_GROUPS,
+    Engine,
+    Geometry,
+    Group,
+    make_engine,
+    token_ids,
+)
 from vllm.v1.request import RequestStatus
 
 ATTENTION_ONLY = Geometry((Group("full", 16),), 16, 16)
@@ -199,3 +208,28 @@ def test_o11_one_group_keeps_what_upstream_does(policy: str) -> None:
     else:
         assert engine.requests["r"].num_computed_tokens == 4 * 16
         assert engine.step().tokens == {"r": 200 - 64}
+
+
+@pytest.mark.parametrize("loaded", [2560, 4576, 5120])
+def test_load_that_ends_before_a_draft_groups_own_hit_takes_no_block_there(loaded: int) -> None:
+    """Stock 0.28.0 asks the pool for a negative number, and the pool counts blocks it has not."""
+    engine = make_engine(GLM_16, budget=2304)
+    prompt = token_ids("p", 7168)
+    engine.add("first", prompt, max_tokens=2)
+    engine.run()
+    # Without this block the draft's hit ends at 4,576 and the states' at 2,304, which all share.
+    engine.pool.evict_blocks(engine.registered(2, "first", 4608))
+    engine.add("second", prompt, max_tokens=2)
+    engine.connector.matched["second"] = loaded
+    _, shared, *_ = engine.manager.get_computed_blocks(engine.requests["second"])
+    assert shared == 2304
+    engine.step()
+    assert engine.requests["second"].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    in_draft_group = len(engine.manager.get_block_ids("second")[2])
+    assert in_draft_group == max(4576, loaded) // 16
+    assert engine.free_blocks == len(engine.pool.free_block_queue.get_all_free_blocks())
+    engine.finish_load("second", loaded)
+    engine.step()
+    engine.run()
+    assert engine.worker.garbage == 0
+    assert engine.free_blocks == 2047
