@@ -46,6 +46,18 @@ void copy_part(const Move& move, std::uint64_t skip, std::uint64_t bytes, std::b
     }
 }
 
+/// Ask early for the page of `moves[index]`, which is copied next.
+void expect(std::span<const Move> moves, std::size_t index, CopyThreads::Direction direction) {
+    if (index >= moves.size() || moves[index].page == 0) {
+        return;
+    }
+    if (direction == CopyThreads::Direction::to_pages) {
+        expect_write(pointer(moves[index].page));
+    } else {
+        expect_read(pointer(moves[index].page), moves[index].length);
+    }
+}
+
 }  // namespace
 
 HostArena::HostArena(std::size_t bytes) : data_(nullptr), bytes_(bytes) {
@@ -105,8 +117,12 @@ void CopyThreads::run(std::span<const Move> moves, std::byte* buffer, Direction 
     const bool alone = threads_.empty() || total < kShareBytes;
     const TryLock busy(busy_, !alone);
     if (!busy.held()) {
-        for (const Move& move : moves) {
-            copy_part(move, 0, move.length, buffer, direction, total >= kStreamBytes);
+        const bool stream = total >= kStreamBytes;
+        for (std::size_t index = 0; index < moves.size(); ++index) {
+            if (stream) {
+                expect(moves, index + 1, direction);
+            }
+            copy_part(moves[index], 0, moves[index].length, buffer, direction, stream);
         }
         stream_fence();
         return;
@@ -135,6 +151,7 @@ void CopyThreads::copy(std::byte* to, const std::byte* from, std::size_t bytes) 
 /// Claim stretches of the job's bytes until none is left. Claims ascend, so each thread walks
 /// the moves once.
 void CopyThreads::work(Job& job) {
+    const bool stream = job.total >= kStreamBytes;
     std::size_t index = 0;
     std::uint64_t begins = 0;  // first byte of moves[index], counted over all moves
     for (;;) {
@@ -152,7 +169,10 @@ void CopyThreads::work(Job& job) {
             const Move& move = job.moves[index];
             const std::uint64_t skip = at - begins;
             const std::uint64_t bytes = std::min(move.length - skip, end - at);
-            copy_part(move, skip, bytes, job.buffer, job.direction, job.total >= kStreamBytes);
+            if (stream) {
+                expect(job.moves, index + 1, job.direction);
+            }
+            copy_part(move, skip, bytes, job.buffer, job.direction, stream);
             at += bytes;
             if (skip + bytes == move.length && at < end) {
                 begins += move.length;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host_copy.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -9,16 +10,31 @@
 #endif
 
 namespace sparkcache {
+namespace {
+
+constexpr std::size_t kLine = 64;
+/// How far ahead to ask for source lines: some latency at some GB/s.
+constexpr std::size_t kAhead = 8 * kLine;
+
+}  // namespace
+
+void expect_read(const std::byte* from, std::size_t bytes) {
+    for (std::size_t at = 0; at < std::min(bytes, kAhead); at += kLine) {
+        __builtin_prefetch(from + at, 0, 0);
+    }
+}
+
+void expect_write(const std::byte* to) {
+    // One line: what is streamed over is not read, only its translation is waited for.
+    __builtin_prefetch(to, 0, 3);
+}
 
 #if defined(__SSE2__)
 
 namespace {
 
-constexpr std::size_t kLine = 64;
 /// Below this the unaligned ends weigh more than what is saved.
 constexpr std::size_t kWorthStreaming = 512;
-/// How far ahead to ask for source lines: some latency at some GB/s.
-constexpr std::size_t kAhead = 8 * kLine;
 
 }  // namespace
 

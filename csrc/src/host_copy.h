@@ -10,6 +10,11 @@ namespace sparkcache {
 /// Call stream_fence() before another thread may look at what was written.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
+/// Ask early for memory that will be streamed after what is copied now. Pages lie anywhere, so
+/// neither the processor's prefetcher nor its address translation expects the next one.
+void expect_read(const std::byte* from, std::size_t bytes);
+void expect_write(const std::byte* to);
+
 /// Order streamed bytes before everything that this thread does next.
 void stream_fence();
 
