@@ -8,6 +8,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Images like to set it. Here a few hundred processes import the same packages, an engine's among
+# them: with it each compiles them anew, half a minute of processor time for a start of vLLM.
+unexport PYTHONDONTWRITEBYTECODE
 
 TARGET ?= v0.28.0
 BASE ?= auto
