@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import shutil
+import sys
 import threading
 import time
 from collections import Counter
@@ -483,8 +484,12 @@ def test_two_owners(store: Store, root: Path) -> None:
     open_store(root).close()
 
 
-def test_disk_full_evicts_and_goes_on_then_turns_publishing_off(root: Path) -> None:
+def test_disk_full_evicts_and_goes_on_then_turns_publishing_off(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real limit: RLIMIT_FSIZE makes the pack impossible, as a full disk would."""
+    # What is imported meanwhile would leave its bytecode cut off at the limit.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     with open_store(root) as store:
         store.publish(ONE, 256, GROUPS)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -292,7 +292,8 @@ except BuildError as error:
 def start(index, folder, limit=0):
     arguments = [index.url, str(folder), PINNED.sha256, str(PINNED.size), str(limit)]
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        # -B: Python would leave bytecode of this checkout cut off at the limit.
+        [sys.executable, "-B", "-c", SCRIPT, *arguments],
         cwd=CHECKOUT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -43,6 +43,8 @@ def environment(checkout: Path) -> dict[str, str]:
     return os.environ | {
         "XDG_CACHE_HOME": str(checkout / "cache"),
         "XDG_CONFIG_HOME": str(checkout / "config"),
+        # These tests change the checkout's sources, and cut off what is written.
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 

@@ -141,7 +141,8 @@ def test_a_full_disk_leaves_nothing_behind(checkout, downloads, tmp_path):
     out = tmp_path / "tree"
     arguments = ["--checkout", str(checkout), "compose", str(out), "--offline"]
     done = subprocess.run(
-        [sys.executable, "-m", "builder", *arguments],
+        # -B: Python would leave bytecode of this checkout cut off at the limit.
+        [sys.executable, "-B", "-m", "builder", *arguments],
         cwd=CHECKOUT, preexec_fn=limit, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
