@@ -13,8 +13,7 @@ import rank_harness
 from sparkcache_connector.config import Config
 from sparkcache_connector.messages import Orders
 from sparkcache_connector.scheduler.ledger import Result
-from sparkcache_connector.store import durable
-from sparkcache_connector.store.core import Options
+from sparkcache_connector.store import core, durable
 from sparkcache_connector.store.store import Store
 from sparkcache_connector.telemetry.metrics import Counts
 from sparkcache_connector.worker.rank import Rank
@@ -22,6 +21,7 @@ from sparkcache_connector.worker.rank import Rank
 A, B = b"a" * 32, b"b" * 32
 BOUNDARY = 48
 OFF = "sparkcache_switched_off"
+RETRY = 600.0
 
 
 class SlowCounts(Counts):
@@ -48,7 +48,7 @@ def harness(rank):
 
 @pytest.fixture
 def whole(harness, counts, tmp_path):
-    options = Options(workers=2, retry_seconds=0.2)
+    options = core.Options(workers=2, retry_seconds=RETRY)
     store = Store.open(tmp_path / "rank-0", identity=b"i" * 32, options=options)
     geometry = SimpleNamespace(shapes=rank_harness.SHAPES, layout=harness.placement.layout)
     whole = Rank(
@@ -148,5 +148,8 @@ def test_full_disk_is_off_by_the_step_that_reports_it_and_on_when_it_is_tried_ag
         _, report, total = steps_until(whole, counts, reported, publish(harness, 1, A))
     assert [(p.number, p.reason) for p in report.publications] == [(1, "disk-full")]
     assert total[OFF, "publish", "disk-full", "0"] == 1
-    time.sleep(0.2)  # what the store waits for, see `whole`
-    assert step(whole, counts)[2][OFF, "publish", "disk-full", "0"] == 0
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + RETRY)
+    with monkeypatch.context() as patched:
+        patched.setattr(core, "time", later)
+        counted = step(whole, counts)[2]
+    assert counted[OFF, "publish", "disk-full", "0"] == 0
