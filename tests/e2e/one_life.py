@@ -75,7 +75,7 @@ def main() -> None:
         assert held >= job.get("roots", 0), f"{held} roots on every rank"
         answers["roots"] = held
         answers["metrics"] = _metrics("sparkcache_")
-        answers["doctor"] = _doctor(job["options"]["spark_cache_root"])
+        answers["doctor"] = _doctor(llm, job["options"]["spark_cache_root"])
         answers["placement"] = _placement()
     Path(sys.argv[1]).write_text(json.dumps(answers))
     if job.get("kill"):
@@ -174,9 +174,13 @@ def _metrics(prefix: str) -> dict[str, float]:
     return told
 
 
-def _doctor(root: str) -> dict[str, Any]:
+def _doctor(llm: Any, root: str) -> dict[str, Any]:
     """What the command says beside the running engine."""
-    time.sleep(harm.HEALTH_SECONDS)
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    get_kv_transfer_group()._rank._watch.look()
+    if _core(llm).vllm_config.parallel_config.world_size > 1:
+        time.sleep(harm.HEALTH_SECONDS)
     command = [sys.executable, "-P", "-m", "sparkcache_connector.cli"]
     done = subprocess.run(
         [*command, "doctor", "--format", "json", root],
