@@ -75,8 +75,8 @@ def main() -> None:
         assert held >= job.get("roots", 0), f"{held} roots on every rank"
         answers["roots"] = held
         answers["metrics"] = _metrics("sparkcache_")
-        answers["doctor"] = _doctor(llm, job["options"]["spark_cache_root"])
-        answers["placement"] = _placement()
+        answers["doctor"] = _doctor(job["options"]["spark_cache_root"])
+        answers["placements"] = [_placement(rank) for rank in _ranks_here()]
     Path(sys.argv[1]).write_text(json.dumps(answers))
     if job.get("kill"):
         os.killpg(0, signal.SIGKILL)
@@ -133,16 +133,20 @@ def _side(llm: Any) -> Any:
     return _core(llm).scheduler.connector._side
 
 
-def _placement() -> dict[str, Any]:
-    """Which placement serves, from which connector, and what it moved."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+def _ranks_here() -> list[Any]:
+    """The connector's rank, if it lives in this process: several ranks have one each."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
+    return [get_kv_transfer_group()._rank] if has_kv_transfer_group() else []
+
+
+def _placement(rank: Any) -> dict[str, Any]:
+    """Which placement serves, from which connector, and what it moved."""
     import sparkcache_connector
 
-    placement = get_kv_transfer_group()._rank._placement
-    moved = placement.stats()
+    moved = rank._placement.stats()
     return {
-        "name": placement.name,
+        "name": rank._placement.name,
         "connector": sparkcache_connector.__file__,
         "restored": moved.pages_restored,
         "captured": moved.pages_captured,
@@ -174,12 +178,12 @@ def _metrics(prefix: str) -> dict[str, float]:
     return told
 
 
-def _doctor(llm: Any, root: str) -> dict[str, Any]:
+def _doctor(root: str) -> dict[str, Any]:
     """What the command says beside the running engine."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    get_kv_transfer_group()._rank._watch.look()
-    if _core(llm).vllm_config.parallel_config.world_size > 1:
+    ranks = _ranks_here()
+    for rank in ranks:
+        rank._watch.look()
+    if not ranks:
         time.sleep(harm.HEALTH_SECONDS)
     command = [sys.executable, "-P", "-m", "sparkcache_connector.cli"]
     done = subprocess.run(

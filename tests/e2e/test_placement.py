@@ -59,7 +59,7 @@ def lives(model: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_the_default_is_the_library_of_the_wheel_and_it_captures(lives, packages):
-    placement = lives["stored"]["placement"]
+    (placement,) = lives["stored"]["placements"]
     assert placement["name"] == "native host"
     assert Path(placement["connector"]).is_relative_to(packages)
     assert placement["captured"] > 0
@@ -70,8 +70,9 @@ def test_the_default_is_the_library_of_the_wheel_and_it_captures(lives, packages
 @pytest.mark.parametrize(("mode", "name"), [("off", "torch"), ("on", "native host")])
 def test_what_the_library_stored_is_restored_by(lives, mode, name):
     life = lives[mode]
-    assert life["placement"]["name"] == name
-    assert life["placement"]["restored"] > 0
+    (placement,) = life["placements"]
+    assert placement["name"] == name
+    assert placement["restored"] > 0
     assert cached(life) == [BOUNDARY]
     assert tokens(life) == tokens(lives["recomputed"])
     free, all_blocks, held = life["free_blocks"]
