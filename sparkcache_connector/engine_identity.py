@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 
 # Where a configuration says which directory it came from or who wrote it.
 _NAMES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
+# What a multimodal item becomes before it reaches the model. The engine's name of an item is a
+# digest of what came in, and does not cover the engine's own settings.
+_MULTIMODAL: Final = (
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "mm_device_do_normalize",
+    "mm_encoder_attn_backend",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+    "video_pruning_method",
+)
 
 
 def engine_identity(
@@ -55,7 +68,7 @@ def engine_identity(
             if draft
             else ""
         ),
-        model=_model_text(model.hf_config),
+        model=_model_text(model.hf_config, model.multimodal_config),
         quantization=str(model.quantization or "none"),
         model_dtype=str(model.dtype),
         kv_cache_dtype=str(model.dtype) if kv_dtype == "auto" else kv_dtype,
@@ -83,9 +96,12 @@ def _load_format(vllm_config: VllmConfig) -> str:
     return str(getattr(load_format, "value", load_format))
 
 
-def _model_text(hf_config: Any) -> str:
+def _model_text(hf_config: Any, multimodal: Any) -> str:
     try:
         document = json.loads(hf_config.to_json_string(use_diff=False))
+        if multimodal is not None:
+            values = {name: getattr(multimodal, name) for name in _MULTIMODAL}
+            document["engine_multimodal"] = json.loads(json.dumps(values, default=_name_of_choice))
     except (AttributeError, TypeError, ValueError) as error:
         raise IdentityError(
             "identity field model",
@@ -94,6 +110,12 @@ def _model_text(hf_config: Any) -> str:
             next_step="report this model; it is not cached until its configuration is known",
         ) from None
     return canonical_json(_without_names(document)).decode("ascii")
+
+
+def _name_of_choice(value: object) -> str:
+    if isinstance(value, Enum):
+        return value.name
+    raise TypeError(f"{type(value).__name__} is not plain JSON data")
 
 
 def _without_names(value: Any) -> Any:

@@ -13,6 +13,7 @@ from sparkcache_connector.scheduler.coordinator import RequestContent
 from sparkcache_connector.weights import MEMO_ALGORITHM, digest_checkpoint
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
@@ -42,8 +43,27 @@ class Adapters:
         return found if found == first else Uncacheable.ADAPTER_CHANGED
 
 
-def content_of(request: Request, config: Config, adapters: Adapters) -> RequestContent | str:
-    """Translate a request; a string is the reason why it is neither stored nor looked up."""
+def items_are_numbered(vllm_config: VllmConfig) -> bool:
+    """Whether multimodal items are named by a count of requests instead of by their content.
+
+    An engine that reuses none itself does not digest them, and replaces callers' names too
+    (``BaseRenderer._process_mm_uuids``). The count begins anew with every start.
+    """
+    multimodal = vllm_config.model_config.multimodal_config
+    return (
+        multimodal is not None
+        and multimodal.mm_processor_cache_gb == 0
+        and not vllm_config.cache_config.enable_prefix_caching
+    )
+
+
+def content_of(
+    request: Request, config: Config, adapters: Adapters, *, numbered: bool = False
+) -> RequestContent | str:
+    """Translate a request; a string is the reason why it is neither stored nor looked up.
+
+    ``numbered``: see :func:`items_are_numbered`.
+    """
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
         return Uncacheable.EMBEDDINGS_WITHOUT_DIGEST.value
     adapter: bytes | None = None
@@ -57,7 +77,7 @@ def content_of(request: Request, config: Config, adapters: Adapters) -> RequestC
         return Uncacheable.CALLER_SUPPLIED_ID.value
     items = []
     for feature in request.mm_features or ():
-        if not feature.identifier:
+        if numbered or not feature.identifier:
             return Uncacheable.ITEM_WITHOUT_DIGEST.value
         items.append(
             ContentItem(

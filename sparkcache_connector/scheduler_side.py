@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparkcache_connector.config import Config
 from sparkcache_connector.geometry import group_shapes, pages_are_divisible
 from sparkcache_connector.messages import Orders, PublishOrder, RankReport
-from sparkcache_connector.request_content import Adapters, content_of
+from sparkcache_connector.request_content import Adapters, content_of, items_are_numbered
 from sparkcache_connector.scheduler.coordinator import Coordinator, ScheduledRequest, StepInput
 from sparkcache_connector.telemetry.metrics import Counts
 
@@ -54,6 +54,7 @@ class SchedulerSide:
             divisible_pages=pages_are_divisible(vllm_config),
         )
         self._adapters = Adapters()
+        self._numbered = items_are_numbered(vllm_config)
         self._pool: BlockPool | None = None
         self._held: dict[int, list[KVCacheBlock]] = {}
         self._serials: list[int] = []
@@ -73,7 +74,7 @@ class SchedulerSide:
 
     def add(self, request: Request) -> None:
         """A request arrived: digest its content once."""
-        content = content_of(request, self._config, self._adapters)
+        content = content_of(request, self._config, self._adapters, numbered=self._numbered)
         if isinstance(content, str):
             self.coordinator.uncacheable(content)
         else:

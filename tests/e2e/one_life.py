@@ -16,6 +16,8 @@ and ends as the job says: by itself, or killed on the spot with nothing flushed 
 | `sampling` * | further sampling parameters                                                  |
 | `salt` *     | the requests' `cache_salt`                                                   |
 | `adapter` *  | `[number, folder]` of a LoRA adapter                                         |
+| `images` *   | for each prompt the image behind its image token: the `seed` of its pixels,  |
+|              | drawn one by one; `pixels` of a side; and, where the caller names it, `id`   |
 | `roots`      | roots that every rank must hold before the end                               |
 | `harm`       | harm done to the connector before the engine starts: see `harm.HARM`         |
 | `kill`       | end by SIGKILL, with every process of the engine                             |
@@ -104,8 +106,20 @@ def _ask(llm: Any, job: dict[str, Any]) -> list[dict[str, Any]]:
     lora = LoRARequest("adapter", adapter[0], adapter[1]) if adapter else None
     salt = {"cache_salt": job["salt"]} if "salt" in job else {}
     requests = [{"prompt_token_ids": prompt, **salt} for prompt in job["prompts"]]
+    for request, image in zip(requests, job.get("images", ()), strict="images" in job):
+        request["multi_modal_data"] = {"image": _image(image["seed"], image["pixels"])}
+        if "id" in image:
+            request["multi_modal_uuids"] = {"image": [image["id"]]}
     answers = llm.generate(requests, sampling, use_tqdm=False, lora_request=lora)
     return [_plain(answer) for answer in answers]
+
+
+def _image(seed: int, pixels: int) -> Any:
+    import numpy
+    from PIL import Image
+
+    drawn = numpy.random.default_rng(seed).integers(0, 256, (pixels, pixels, 3), numpy.uint8)
+    return Image.fromarray(drawn)
 
 
 def _plain(answer: Any) -> dict[str, Any]:

@@ -13,9 +13,11 @@ continuation changes (tests/e2e/test_engine_models.py).
 | lfm2    | short convolution and attention     | short-convolution hybrids             |
 | llama   | attention                           | attention-only models, one group      |
 | sliding | attention, sliding and full         | attention-only models, several groups |
+| idefics | a vision encoder, then llama's      | models that read images               |
 
 The tokenizer has a token per byte and a visible token for each other id: equal text is equal
-tokens. There is no end-of-sequence token, so that lengths are what the caller asks for.
+tokens. There is no end-of-sequence token, so that lengths are what the caller asks for. Where a
+prompt for idefics has the token `IMAGE`, the engine puts the `IMAGE_TOKENS` tokens of an image.
 
 Runs inside an engine environment (torch, transformers).
 """
@@ -29,7 +31,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,22 @@ if TYPE_CHECKING:
 CACHE = Path(__file__).resolve().parents[2] / ".engine" / "models"
 VOCABULARY = 512
 LONGEST_CONTEXT = 32_768
+# An image is one token in a prompt, the last; the engine knows these by their names.
+IMAGE = VOCABULARY - 1
+IMAGE_PIXELS = 128  # of a side
+_TILE_PIXELS = 64  # of a side: four tiles, and the whole once more at the size of one
+_PATCH_PIXELS = 8
+_PATCHES_PER_FEATURE = 2  # of a side
+_FEATURES = (_TILE_PIXELS // _PATCH_PIXELS // _PATCHES_PER_FEATURE) ** 2  # of a tile
+_IMAGE_NAMES = [
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+    "<global-img>",
+    "<end_of_utterance>",
+    "<fake_token_around_image>",
+    "<image>",
+]
+# Before each tile are two tokens, after each row one, before the whole one, and one at the end.
+IMAGE_TOKENS = 5 * (2 + _FEATURES) + 2 + 1 + 1
 
 _COMMON = {
     "vocab_size": VOCABULARY,
@@ -114,11 +132,33 @@ def _sliding() -> PretrainedConfig:
     )
 
 
+def _idefics() -> PretrainedConfig:
+    from transformers import Idefics3Config
+
+    return Idefics3Config(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": _TILE_PIXELS,
+            "patch_size": _PATCH_PIXELS,
+            "initializer_range": 0.2,
+        },
+        text_config=_llama(),
+        scale_factor=_PATCHES_PER_FEATURE,
+        image_token_id=IMAGE,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    )
+
+
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "granite": _granite,
     "lfm2": _lfm2,
     "llama": _llama,
     "sliding": _sliding,
+    "idefics": _idefics,
 }
 
 
@@ -146,11 +186,13 @@ def build(family: str, *, seed: int = 0, cache: Path = CACHE) -> Path:
 def write(config: PretrainedConfig, place: Path, seed: int) -> None:
     """Write a model of `config` with weights drawn from `seed`, and its tokenizer, into `place`."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    reads_images = hasattr(config, "vision_config")
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = kind.from_config(config, dtype=torch.float32)
         for name, weight in model.named_parameters():
             # The defaults forget within a few tokens, and with them any fault of a state ...
             if name.endswith("A_log"):
@@ -159,15 +201,33 @@ def write(config: PretrainedConfig, place: Path, seed: int) -> None:
             elif name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
                 torch.nn.init.constant_(weight, 2.5)
     model.save_pretrained(place)
-    _tokenizer().save_pretrained(place)
+    if reads_images:
+        _processor().save_pretrained(place)
+    else:
+        _tokenizer().save_pretrained(place)
 
 
-def _tokenizer():
+def _processor():
+    """What makes tokens of text and of images."""
+    from transformers import Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": IMAGE_PIXELS}, max_image_size={"longest_edge": _TILE_PIXELS}
+    )
+    tokenizer = _tokenizer(_IMAGE_NAMES)
+    tokenizer.add_tokens(_IMAGE_NAMES, special_tokens=True)
+    return Idefics3Processor(images, tokenizer, image_seq_len=_FEATURES)
+
+
+def _tokenizer(last: Sequence[str] = ()):
+    """The tokenizer; `last` are the names of the last tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = alphabet + [f"<{number}>" for number in range(len(alphabet), VOCABULARY)]
+    names[VOCABULARY - len(last) :] = last
     vocabulary = {name: number for number, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 vllm = pytest.importorskip("vllm", reason="needs the engine environment (`make engine`)")
 
 import torch  # noqa: E402
+from vllm.config import CacheConfig, MultiModalConfig  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
 from vllm.pooling_params import PoolingParams  # noqa: E402
@@ -19,7 +21,7 @@ from vllm.v1.request import Request  # noqa: E402
 
 from sparkcache_connector.config import Config  # noqa: E402
 from sparkcache_connector.context import ContextChain  # noqa: E402
-from sparkcache_connector.request_content import Adapters, content_of  # noqa: E402
+from sparkcache_connector.request_content import Adapters, content_of, items_are_numbered  # noqa: E402
 
 CHUNK = 256
 PROMPT = list(range(4 * CHUNK))
@@ -70,6 +72,32 @@ def test_images_are_not_cached_unless_the_operator_trusts_their_ids():
     assert content_of(request(mm_features=[image("")]), TRUSTING, Adapters()) == (
         "item_without_digest"
     )
+
+
+def test_numbers_of_requests_are_no_digests_of_items():
+    content = content_of(request(mm_features=[image("one")]), TRUSTING, Adapters(), numbered=True)
+    assert content == "item_without_digest"
+    assert not isinstance(content_of(request(), TRUSTING, Adapters(), numbered=True), str)
+
+
+@pytest.mark.parametrize(
+    ("multimodal", "prefix_caching", "numbered"),
+    [
+        (MultiModalConfig(mm_processor_cache_gb=0), False, True),
+        (MultiModalConfig(mm_processor_cache_gb=0), True, False),
+        (MultiModalConfig(), False, False),
+        (None, False, False),
+    ],
+    ids=["both caches off", "prefix cache on", "processor cache on", "text model"],
+)
+def test_engine_numbers_items_when_it_reuses_none(
+    multimodal: MultiModalConfig | None, prefix_caching: bool, numbered: bool
+):
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(multimodal_config=multimodal),
+        cache_config=CacheConfig(enable_prefix_caching=prefix_caching),
+    )
+    assert items_are_numbered(vllm_config) is numbered
 
 
 def test_embeddings_have_no_digest():
