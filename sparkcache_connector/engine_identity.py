@@ -6,6 +6,7 @@ digested instead), and limits that do not change what a token's KV bytes are.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -32,7 +33,6 @@ _MULTIMODAL: Final = (
     "mm_device_do_normalize",
     "mm_encoder_attn_backend",
     "mm_encoder_attn_dtype",
-    "mm_encoder_fp8_scale_path",
     "video_pruning_rate",
     "video_pruning_method",
 )
@@ -100,9 +100,8 @@ def _model_text(hf_config: Any, multimodal: Any) -> str:
     try:
         document = json.loads(hf_config.to_json_string(use_diff=False))
         if multimodal is not None:
-            values = {name: getattr(multimodal, name) for name in _MULTIMODAL}
-            document["engine_multimodal"] = json.loads(json.dumps(values, default=_name_of_choice))
-    except (AttributeError, TypeError, ValueError) as error:
+            document["engine_multimodal"] = _multimodal(multimodal)
+    except (AttributeError, OSError, TypeError, ValueError) as error:
         raise IdentityError(
             "identity field model",
             expected="a model configuration that can be written as JSON",
@@ -110,6 +109,21 @@ def _model_text(hf_config: Any, multimodal: Any) -> str:
             next_step="report this model; it is not cached until its configuration is known",
         ) from None
     return canonical_json(_without_names(document)).decode("ascii")
+
+
+def _multimodal(options: Any) -> Any:
+    values = {name: getattr(options, name) for name in _MULTIMODAL}
+    scales = options.mm_encoder_fp8_scale_path
+    if options.mm_encoder_attn_dtype == "fp8" and scales is None:
+        raise IdentityError(
+            "identity field model",
+            expected="an image encoder whose scales do not depend on earlier requests",
+            found="mm_encoder_attn_dtype 'fp8' with scales calibrated at run time",
+            next_step="name fixed scales with mm_encoder_fp8_scale_path, or do without fp8 there",
+        )
+    if scales is not None:
+        values["scales"] = hashlib.sha256(Path(scales).read_bytes()).hexdigest()
+    return json.loads(json.dumps(values, default=_name_of_choice))
 
 
 def _name_of_choice(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ def text(**options: Any) -> str:
         {"mm_processor_kwargs": {"image_mean": [0.25, 0.25, 0.25]}},
         {"mm_device_do_normalize": False},
         {"mm_encoder_attn_backend": "TORCH_SDPA"},
-        {"mm_encoder_attn_dtype": "fp8"},
         {"video_pruning_rate": 0.5},
         {"video_pruning_method": "vidcom2"},
     ],
@@ -47,3 +47,20 @@ def test_setting_that_is_no_plain_data_refuses():
 
 def test_text_model_has_no_such_settings():
     assert _model_text(LlamaConfig(), None) != text()
+
+
+def test_encoder_whose_scales_depend_on_earlier_requests_refuses():
+    with pytest.raises(IdentityError, match="scales calibrated at run time"):
+        text(mm_encoder_attn_dtype="fp8")
+
+
+def test_fixed_scales_of_the_encoder_are_identity_by_content(tmp_path: Path):
+    one, copy, other = (tmp_path / name for name in ("one.json", "copy.json", "other.json"))
+    for path, scales in ((one, "{}"), (copy, "{}"), (other, "{ }")):
+        path.write_text(scales)
+
+    def with_scales(path: Path) -> str:
+        return text(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(path))
+
+    assert with_scales(one) == with_scales(copy)
+    assert len({with_scales(one), with_scales(other), text()}) == 3
