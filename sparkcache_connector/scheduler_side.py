@@ -15,7 +15,12 @@ from sparkcache_connector.config import Config
 from sparkcache_connector.geometry import group_shapes, pages_are_divisible
 from sparkcache_connector.messages import Orders, PublishOrder, RankReport
 from sparkcache_connector.request_content import Adapters, content_of, items_are_numbered
-from sparkcache_connector.scheduler.coordinator import Coordinator, ScheduledRequest, StepInput
+from sparkcache_connector.scheduler.coordinator import (
+    NO_ORDERS,
+    Coordinator,
+    ScheduledRequest,
+    StepInput,
+)
 from sparkcache_connector.telemetry.metrics import Counts
 
 if TYPE_CHECKING:
@@ -96,6 +101,8 @@ class SchedulerSide:
         pins = getattr(output, "recurrent_boundary_pins", None)
         for serials in (pins or {}).values():
             self._serials.extend(serials)
+        if self.coordinator.idle and not (output.scheduled_new_reqs or output.preempted_req_ids):
+            return NO_ORDERS  # most steps of a busy engine
         orders, new = self.coordinator.step(_step_input(output, self.coordinator.watched))
         for order in new:
             self._hold(order)

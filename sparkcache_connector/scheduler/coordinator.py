@@ -361,6 +361,18 @@ class Coordinator:
         return self._tracker.requests
 
     @property
+    def idle(self) -> bool:
+        """Whether :meth:`step` would do and say nothing for requests that only decode."""
+        pending = self._pending
+        return not (
+            self._tracker.requests
+            or self._off
+            or pending.orders_something
+            or pending.log
+            or self._gauges() != self._told
+        )
+
+    @property
     def has_work(self) -> bool:
         """Whether the engine must keep stepping although no request runs."""
         return bool(len(self._ledger) or self._pending.publications or self._pending.withdrawals)
@@ -370,7 +382,7 @@ class Coordinator:
     def _orders(self, new: Sequence[PublishOrder]) -> Orders:
         pending = self._pending
         if not (new or self._off or pending.orders_something):
-            return _NO_ORDERS
+            return NO_ORDERS
         self._pending = _Pending(log=pending.log)
         return Orders(
             tuple(pending.loads),
@@ -452,9 +464,12 @@ class Coordinator:
     def _skip(self, reason: str) -> None:
         self._counts.add("sparkcache_publication_failures_total", reason)
 
+    def _gauges(self) -> tuple[int, int, int]:
+        return len(self.held), self._tracker.alive, len(self.quorum)
+
     def _gauge(self) -> None:
         """Tell what changed; an idle engine has nothing to tell."""
-        now = (len(self.held), self._tracker.alive, len(self.quorum))
+        now = self._gauges()
         if now != self._told:
             self._told = now
             names = ("sparkcache_publications_held", "sparkcache_attempts", "sparkcache_roots")
@@ -478,7 +493,7 @@ class _Pending:
 
 
 # Most steps: one object for all of them.
-_NO_ORDERS = Orders()
+NO_ORDERS = Orders()
 
 
 def _extend_tables(state: _Request, scheduled: ScheduledRequest) -> None:

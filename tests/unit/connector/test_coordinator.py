@@ -5,6 +5,7 @@ from sparkcache_connector.context import ContextChain, Scope
 from sparkcache_connector.messages import LoadReport, PublicationReport, RankReport
 from sparkcache_connector.pages import FULL, RECURRENT, SLIDING, GroupShape
 from sparkcache_connector.scheduler.coordinator import (
+    NO_ORDERS,
     Coordinator,
     RequestContent,
     ScheduledRequest,
@@ -70,9 +71,13 @@ class Engine:
         requests = []
         if scheduled:
             requests = [ScheduledRequest(request, computed, scheduled, blocks, computed == 0)]
-        return self.coordinator.step(
+        idle = self.coordinator.idle and not scheduled and not more
+        told = self.coordinator.step(
             StepInput(requests, more.get("preempted", ()), boundary, None, more.get("now", 0.0))
         )
+        # Where the coordinator is idle, the caller leaves such a step out.
+        assert not idle or (told == (NO_ORDERS, []) and not self.coordinator.take_log())
+        return told
 
     def counted(self):
         return {(name, *labels): value for name, labels, value in self.counts.take()}
@@ -477,3 +482,32 @@ def test_only_requests_that_may_still_publish_are_watched(shapes):
     assert "r" in coordinator.watched
     engine.step(600, 680, None, {"r": [(0, 77, 1_280)]} if shapes is HYBRID else None)
     assert "r" not in coordinator.watched
+
+
+@pytest.mark.parametrize("shapes", [DENSE, HYBRID], ids=["dense", "hybrid"])
+def test_a_step_is_left_out_only_while_it_has_nothing_to_do_or_to_say(shapes):
+    engine = Engine(shapes, checkpoint_interval_tokens=4_096)
+    coordinator = engine.coordinator
+    assert coordinator.idle
+    engine.holds(256)
+    assert not coordinator.idle  # a gauge has changed
+    engine.step()
+    assert coordinator.idle
+    engine.add()
+    engine.step(0, 600, engine.table(1_300))
+    assert not coordinator.idle  # its boundary is ahead
+    evidence = {"r": [(0, 77, 1_280)]} if shapes is HYBRID else None
+    (order,) = engine.step(600, 680, None, evidence)[1]
+    assert coordinator.idle  # the publication is told, and nobody has answered
+    stored = PublicationReport(order.number, Result.FAILED)
+    coordinator.absorb(RankReport(0, (), (order.number,), (stored,)))
+    coordinator.held.take_released()
+    assert not coordinator.idle  # its blocks are not held any more
+    engine.step()
+    assert coordinator.idle
+    coordinator.queue(order)
+    assert not coordinator.idle
+    assert engine.step()[0].publications == (order,)
+    assert coordinator.idle
+    coordinator.switch_off("engine_reset")
+    assert not coordinator.idle  # every step repeats it
