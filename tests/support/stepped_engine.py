@@ -102,7 +102,11 @@ class SteppedEngine:
         return self._engine.has_unfinished_requests() or owed
 
     def step(self) -> None:
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        if not self._core.scheduler.running:
+            # As the loop of a served engine does: what it waits for, a thread has to do.
+            time.sleep(0.001)
+        for output in outputs:
             asked = self._asked.get(output.request_id)
             if asked is None:
                 continue
