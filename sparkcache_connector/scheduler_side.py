@@ -9,18 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sparkcache_connector.config import Config
 from sparkcache_connector.geometry import group_shapes, pages_are_divisible
 from sparkcache_connector.messages import Orders, PublishOrder, RankReport
 from sparkcache_connector.request_content import Adapters, content_of, items_are_numbered
-from sparkcache_connector.scheduler.coordinator import (
-    NO_ORDERS,
-    Coordinator,
-    ScheduledRequest,
-    StepInput,
-)
+from sparkcache_connector.scheduler.coordinator import Coordinator, ScheduledRequest, StepInput
 from sparkcache_connector.telemetry.metrics import Counts
 
 if TYPE_CHECKING:
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _log = logging.getLogger("vllm.sparkcache")
+_NOTHING_TO_DO: Final = Orders()
 
 
 class SchedulerSide:
@@ -102,7 +98,7 @@ class SchedulerSide:
         for serials in (pins or {}).values():
             self._serials.extend(serials)
         if self.coordinator.idle and not (output.scheduled_new_reqs or output.preempted_req_ids):
-            return NO_ORDERS  # most steps of a busy engine
+            return _NOTHING_TO_DO  # most steps of a busy engine
         orders, new = self.coordinator.step(_step_input(output, self.coordinator.watched))
         for order in new:
             self._hold(order)
@@ -155,17 +151,15 @@ def _step_input(output: SchedulerOutput, watched: Collection[str]) -> StepInput:
         )
         for new in output.scheduled_new_reqs
     ]
-    if watched:
-        resumed = cached.resumed_req_ids
-        requests.extend(
-            ScheduledRequest(
-                request, computed, scheduled.get(request, 0), blocks, request in resumed
-            )
-            for request, computed, blocks in zip(
-                cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
-            )
-            if request in watched
+    requests.extend(
+        ScheduledRequest(
+            request, computed, scheduled.get(request, 0), blocks, request in cached.resumed_req_ids
         )
+        for request, computed, blocks in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        )
+        if request in watched
+    )
     return StepInput(
         requests,
         output.preempted_req_ids or (),

@@ -315,7 +315,15 @@ class Coordinator:
                 if order:
                     new.append(order)
         self._gauge()
-        return self._orders(new), new
+        pending, self._pending = self._pending, _Pending(log=self._pending.log)
+        orders = Orders(
+            tuple(pending.loads),
+            (*pending.publications, *new),
+            tuple(pending.withdrawals),
+            self.quorum.out_of_step if pending.resync else frozenset(),
+            self._off,
+        )
+        return orders, new
 
     def queue(self, order: PublishOrder) -> None:
         """Send a publication with the next step."""
@@ -378,19 +386,6 @@ class Coordinator:
         return bool(len(self._ledger) or self._pending.publications or self._pending.withdrawals)
 
     # Parts
-
-    def _orders(self, new: Sequence[PublishOrder]) -> Orders:
-        pending = self._pending
-        if not (new or self._off or pending.orders_something):
-            return NO_ORDERS
-        self._pending = _Pending(log=pending.log)
-        return Orders(
-            tuple(pending.loads),
-            (*pending.publications, *new),
-            tuple(pending.withdrawals),
-            self.quorum.out_of_step if pending.resync else frozenset(),
-            self._off,
-        )
 
     def _boundaries(self, chain: ContextChain, last: int) -> list[tuple[int, bytes]]:
         end = min(chain.tokens, last)
@@ -490,10 +485,6 @@ class _Pending:
     @property
     def orders_something(self) -> bool:
         return bool(self.loads or self.publications or self.withdrawals or self.resync)
-
-
-# Most steps: one object for all of them.
-NO_ORDERS = Orders()
 
 
 def _extend_tables(state: _Request, scheduled: ScheduledRequest) -> None:

@@ -102,11 +102,7 @@ class SteppedEngine:
         return self._engine.has_unfinished_requests() or owed
 
     def step(self) -> None:
-        outputs = self._engine.step()
-        if not self._core.scheduler.running:
-            # As the loop of a served engine does: what it waits for, a thread has to do.
-            time.sleep(0.001)
-        for output in outputs:
+        for output in self._engine.step():
             asked = self._asked.get(output.request_id)
             if asked is None:
                 continue
@@ -116,6 +112,9 @@ class SteppedEngine:
             if output.finished:
                 del self._asked[output.request_id]
                 self._answer(output, completion, asked)
+        if not self._core.scheduler.running:
+            # As the loop of a served engine does: what it waits for, a thread has to do.
+            time.sleep(0.001)
 
     def _answer(self, output: Any, completion: Any, asked: Asked) -> None:
         tokens = list(completion.token_ids)

@@ -2,10 +2,9 @@ import pytest
 
 from sparkcache_connector.config import Config
 from sparkcache_connector.context import ContextChain, Scope
-from sparkcache_connector.messages import LoadReport, PublicationReport, RankReport
+from sparkcache_connector.messages import LoadReport, Orders, PublicationReport, RankReport
 from sparkcache_connector.pages import FULL, RECURRENT, SLIDING, GroupShape
 from sparkcache_connector.scheduler.coordinator import (
-    NO_ORDERS,
     Coordinator,
     RequestContent,
     ScheduledRequest,
@@ -76,7 +75,7 @@ class Engine:
             StepInput(requests, more.get("preempted", ()), boundary, None, more.get("now", 0.0))
         )
         # Where the coordinator is idle, the caller leaves such a step out.
-        assert not idle or (told == (NO_ORDERS, []) and not self.coordinator.take_log())
+        assert not idle or (told == (Orders(), []) and not self.coordinator.take_log())
         return told
 
     def counted(self):
